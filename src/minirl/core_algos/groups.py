@@ -1,0 +1,53 @@
+"""Statistics over the trajectories of one prompt: the "group" of GRPO, RLOO and their relatives.
+
+index [B] (uid of each row) -> Groups; scores [B] -> mean, std, ... of each row's group.
+Simplified against verl: it loops over rows in Python; here a group is an integer id and every sum one
+index_add.
+verl: verl.utils.groupwise:group_mean_std (and the id2score dicts inside each verl estimator)
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Groups:
+    """Which of the B rows belong together. All statistics come back per row ([B]), ready to be subtracted.
+
+    Sums are made in float64: B numbers cost nothing, and a group whose scores are all 0.1 then has exactly
+    the mean 0.1 and the spread 0, where float32 leaves a rounding error that a division by σ + 1e-6 would
+    blow up.
+    """
+
+    def __init__(self, index: Sequence | Tensor, device: torch.device | str = "cpu") -> None:
+        """`index`: one hashable label per row (verl's `uid`), in any order."""
+        labels = index.tolist() if hasattr(index, "tolist") else list(index)
+        first_seen: dict = {}
+        ids = [first_seen.setdefault(label, len(first_seen)) for label in labels]
+        self.labels = list(first_seen)
+        self.ids = torch.tensor(ids, dtype=torch.long, device=device)  # [B]
+        self.sizes = torch.bincount(self.ids, minlength=len(self.labels))  # [number of groups]
+
+    @property
+    def size(self) -> Tensor:
+        """[B]: number of rows in each row's group."""
+        return self.sizes[self.ids]
+
+    def sum(self, values: Tensor) -> Tensor:
+        """[B] or [B, R] -> the sum over each row's group, same shape, same dtype as `values`."""
+        totals = values.new_zeros((len(self.labels), *values.shape[1:]))
+        return totals.index_add_(0, self.ids, values)[self.ids]
+
+    def mean(self, scores: Tensor) -> Tensor:
+        """[B], float64: μ_g of each row's group."""
+        return self.sum(scores.double()) / self.size
+
+    def baseline(self, scores: Tensor) -> Tensor:
+        """[B], float64: μ_g, but 0 for a row that is alone: there is nobody to compare it with."""
+        return torch.where(self.size > 1, self.mean(scores), 0.0)
+
+    def std(self, scores: Tensor) -> Tensor:
+        """[B], float64: σ_g with n-1 in the denominator, 1 for a row that is alone."""
+        squares = self.sum((scores.double() - self.mean(scores)) ** 2)
+        return torch.where(self.size > 1, (squares / (self.size - 1).clamp(min=1)).sqrt(), 1.0)

@@ -1,0 +1,70 @@
+"""Sums, means and variances over the tokens that a mask selects, and what is built from them.
+
+values [..], mask of the same shape -> a number, or one number per row with axis=-1.
+Simplified against verl: the distributed variants are left out.
+verl: verl.utils.torch_functional:masked_sum, masked_mean, masked_var, masked_whiten
+"""
+
+import torch
+from torch import Tensor
+
+
+def masked_sum(values: Tensor, mask: Tensor, axis: int | tuple[int, ...] | None = None) -> Tensor:
+    """Σ mask·values, over everything or over `axis`. `mask` is bool, 0/1, or a weight per element.
+
+    What lies under a zero is ignored whatever it holds, NaN and infinity included: padding is never computed
+    with care, so it must never reach a sum.
+    verl: verl.utils.torch_functional:masked_sum
+    """
+    if mask.dtype == torch.bool:
+        return torch.where(mask, values, 0.0).sum(dim=axis)
+    return (torch.where(mask != 0, values, 0.0) * mask).sum(dim=axis)
+
+
+def masked_mean(values: Tensor, mask: Tensor, axis: int | tuple[int, ...] | None = None) -> Tensor:
+    """Σ mask·values / Σ mask. Zero, not NaN, where the mask selects nothing.
+
+    verl: verl.utils.torch_functional:masked_mean
+    """
+    return masked_sum(values, mask, axis) / (mask.sum(dim=axis) + 1e-8)
+
+
+def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
+    """Variance of the selected values, with Bessel's factor n/(n-1) when `unbiased`.
+
+    Raises ValueError when the mask selects fewer than two values, for then there is no spread to estimate.
+    verl: verl.utils.torch_functional:masked_var
+    """
+    variance = masked_mean((values - masked_mean(values, mask)) ** 2, mask)
+    if not unbiased:
+        return variance
+    count = mask.sum()
+    if count <= 1:
+        raise ValueError(
+            f"response_mask selects {int(count)} token(s) in the whole batch; a variance needs at least two. "
+            "Check that responses are not empty"
+        )
+    return variance * (count / (count - 1))
+
+
+def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
+    """(values - mean) / sqrt(var + 1e-8), mean and var over the mask; the mean is added back unless
+    `shift_mean`.
+
+    The result is not masked: under a zero of the mask stands whatever the formula makes of that value.
+    verl: verl.utils.torch_functional:masked_whiten
+    """
+    mean = masked_mean(values, mask)
+    whitened = (values - mean) * torch.rsqrt(masked_var(values, mask) + 1e-8)
+    return whitened if shift_mean else whitened + mean
+
+
+def spread_over_tokens(row_values: Tensor, response_mask: Tensor) -> Tensor:
+    """[B] -> [B, R]: every generated token of a row gets the row's value, the others 0."""
+    return torch.where(response_mask.bool(), row_values.unsqueeze(-1), 0.0)
+
+
+def reward_to_go(token_level_rewards: Tensor, response_mask: Tensor) -> Tensor:
+    """[B, R]: G_t = Σ_{s≥t} m_s r_s, the undiscounted return from token t on."""
+    kept = torch.where(response_mask.bool(), token_level_rewards, 0.0)
+    return kept.flip(dims=[-1]).cumsum(dim=-1).flip(dims=[-1])
