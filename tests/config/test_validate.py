@@ -1,0 +1,74 @@
+"""The batch arithmetic is checked before anything is loaded, with the numbers in the message."""
+
+import pytest
+
+from minirl.config import compose, need_critic, need_reference_policy
+
+A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (["trainer.n_gpus_per_node=3"], ["16 x 8 = 128", "3 ranks"]),
+        (["data.train_batch_size=2"], ["ppo_mini_batch_size=4", "data.train_batch_size=2"]),
+        (["data.train_batch_size=18"], ["18", "multiple", "2 prompts"]),
+        ([f"{A}.ppo_mini_batch_size=1", f"{R}.n=2", "trainer.n_gpus_per_node=4"], ["1 x 2 = 2", "4 ranks"]),
+        ([f"{A}.ppo_micro_batch_size_per_gpu=5"], ["32 trajectories per rank", "per_gpu=5"]),
+        ([f"{A}.ppo_micro_batch_size_per_gpu=null"], ["per_gpu=None", "use_dynamic_bsz"]),
+        ([f"{A}.ppo_micro_batch_size_per_gpu=0"], ["per_gpu=0"]),
+        (["critic.ppo_micro_batch_size_per_gpu=7"], ["critic", "per_gpu=7"]),
+        (["critic.ppo_mini_batch_size=32"], ["critic.ppo_mini_batch_size=32"]),
+        ([f"{A}.use_dynamic_bsz=true", f"{A}.ppo_max_token_len_per_gpu=40"], ["=40", "56 tokens"]),
+        ([f"{R}.log_prob_use_dynamic_bsz=true"], ["log_prob_use_dynamic_bsz=True", "use_dynamic_bsz=False"]),
+        ([f"{R}.log_prob_micro_batch_size_per_gpu=null"], [f"{R}.log_prob_micro_batch_size_per_gpu=None"]),
+        ([f"{A}.use_kl_loss=true", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=null"],
+         ["actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=None"]),
+        ([f"{R}.n=0"], [f"{R}.n=0", "at least 1"]),
+        (["data.train_batch_size=0"], ["data.train_batch_size=0"]),
+        ([f"{R}.temperature=0"], ["temperature=0", "divides"]),
+        ([f"{R}.top_p=0"], ["rollout.top_p=0"]),
+        ([f"{R}.top_p=1.5"], ["rollout.top_p=1.5"]),
+        ([f"{R}.top_k=0"], ["rollout.top_k=0"]),
+        ([f"{R}.val_kwargs.do_sample=true"], ["val_kwargs.temperature", "0.0"]),
+        ([f"{A}.loss_agg_mode=token_mean"], ["loss_agg_mode=token_mean", "did you mean token-mean"]),
+        ([f"{R}.name=sglang"], ["rollout.name=sglang", "builtin, vllm"]),
+        (["reward.reward_manager.name=dapoo"], ["dapoo", "did you mean dapo"]),
+        (["trainer.resume_mode=resume_path"], ["trainer.resume_from_path"]),
+        (["algorithm.rollout_correction.rollout_is=token"], ["calculate_log_probs=true"]),
+        (["algorithm.rollout_correction.rollout_rs=seq_mean_k1", f"{R}.calculate_log_probs=true"],
+         ["rollout_rs_threshold"]),
+        (["algorithm.adv_estimator=gdpo"], ["gdpo_reward_keys"]),
+        (["algorithm.filter_groups.enable=true"], ["filter_groups.metric"]),
+        (["distillation.enabled=true"], ["teacher_model.model_path"]),
+        (["data.gen_batch_size=0"], ["data.gen_batch_size=0"]),
+    ],
+)  # fmt: skip
+def test_impossible_configuration_is_refused_in_one_line_with_its_numbers(overrides, parts):
+    with pytest.raises(ValueError) as caught:
+        compose(overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message, message
+
+
+def test_micro_batch_larger_than_the_mini_batch_is_one_micro_batch():
+    compose([f"{A}.ppo_micro_batch_size_per_gpu=64"])
+
+
+def test_critic_keys_are_not_checked_without_a_critic():
+    compose(["algorithm.adv_estimator=grpo", "critic.ppo_micro_batch_size_per_gpu=7"])
+
+
+def test_critic_is_needed_for_gae_unless_switched():
+    assert need_critic(compose())
+    assert not need_critic(compose(["algorithm.adv_estimator=grpo"]))
+    assert need_critic(compose(["algorithm.adv_estimator=grpo", "critic.enable=true"]))
+    assert not need_critic(compose(["critic.enable=false"]))
+
+
+def test_reference_policy_is_needed_for_either_kl():
+    assert not need_reference_policy(compose())
+    assert need_reference_policy(compose(["algorithm.use_kl_in_reward=true"]))
+    assert need_reference_policy(compose([f"{A}.use_kl_loss=true"]))
