@@ -1,0 +1,153 @@
+"""Checkpoints: written whole or not at all, checked when read, never unpickled.
+
+A step's folder holds, per model, a Hugging Face checkpoint and the optimizer's tensors (safetensors), and
+trainer.json with everything else: step, KL coefficient, configuration and a SHA-256 of every file.
+Simplified: one file per model; verl writes one shard per rank.
+verl: verl.trainer.ppo.ray_trainer:RayPPOTrainer._save_checkpoint, _load_checkpoint
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from minirl.workers.training_worker import TrainingWorker
+
+TRACKER = "latest_checkpointed_iteration.txt"  # verl's name
+
+
+def save(
+    root: Path, step: int, workers: dict[str, TrainingWorker], state: dict, *, keep: int | None = None
+) -> Path:
+    """Write `root/global_step_<step>`, then point the tracker to it. A kill at any moment leaves the
+    previous one.
+
+    Args:
+        workers: by folder name, as verl has them: actor, critic.
+        state: what the trainer needs besides, as JSON.
+        keep: how many step folders to keep; None = all.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    final, unfinished = root / f"global_step_{step}", root / f".unfinished_{step}"
+    for old in root.glob(".unfinished_*"):
+        shutil.rmtree(old)
+    for name, worker in workers.items():
+        _save_worker(unfinished / name, worker)
+    files = {str(p.relative_to(unfinished)): _sha256(p) for p in sorted(unfinished.rglob("*")) if p.is_file()}
+    _write(unfinished / "trainer.json", json.dumps(state | {"global_steps": step, "files": files}, indent=1))
+    if final.exists():  # the same step again, after resuming from an earlier one
+        os.replace(final, root / ".unfinished_replaced")
+    os.replace(unfinished, final)
+    shutil.rmtree(root / ".unfinished_replaced", ignore_errors=True)
+    _write(root / TRACKER, str(step))
+    if keep is not None:
+        steps = sorted(root.glob("global_step_*"), key=lambda p: int(p.name.removeprefix("global_step_")))
+        for old in steps[:-keep]:
+            shutil.rmtree(old)
+    return final
+
+
+def find_latest(root: Path) -> Path | None:
+    """The folder the tracker names, or None if there is none.
+
+    verl: verl.utils.checkpoint.checkpoint_manager:find_latest_ckpt_path
+
+    Raises:
+        ValueError: the tracker is unreadable or names a folder that is gone.
+    """
+    tracker = root / TRACKER
+    if not tracker.exists():
+        return None
+    text = tracker.read_text().strip()
+    folder = root / f"global_step_{text}"
+    if not text.isdigit() or not folder.is_dir():
+        raise ValueError(
+            f"{tracker} says {text!r}, but there is no {folder.name} beside it: "
+            "set trainer.resume_mode=disable, or trainer.resume_from_path to a whole checkpoint"
+        )
+    return folder
+
+
+def load(folder: Path, workers: dict[str, TrainingWorker]) -> dict:
+    """Restore weights, optimizers and schedules; returns the trainer's state.
+
+    Raises:
+        ValueError: the folder is not a checkpoint, is torn, or belongs to another set of models.
+    """
+    manifest = folder / "trainer.json"
+    if not manifest.is_file():
+        raise ValueError(f"trainer.resume_from_path: {folder} is not a minirl checkpoint (no trainer.json)")
+    try:
+        state = json.loads(manifest.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"checkpoint {folder} is torn: trainer.json does not parse; use an earlier one"
+        ) from error
+    for name, digest in state["files"].items():
+        if not (folder / name).is_file() or _sha256(folder / name) != digest:
+            raise ValueError(f"checkpoint {folder} is torn: {name} is missing or changed; use an earlier one")
+    for name, worker in workers.items():
+        if not (folder / name).is_dir():
+            raise ValueError(
+                f"checkpoint {folder} has no {name}: it comes from a run with another adv_estimator"
+            )
+        _load_worker(folder / name, worker)
+    return state
+
+
+def _save_worker(folder: Path, worker: TrainingWorker) -> None:
+    folder.mkdir(parents=True)
+    worker.module.save_pretrained(folder)
+    tensors = {
+        f"{i}.{key}": value.contiguous()
+        for i, slot in worker.optimizer.state_dict()["state"].items()
+        for key, value in slot.items()
+    }
+    save_file(tensors, folder / "optimizer.safetensors")
+    _write(folder / "schedule.json", json.dumps({"last_epoch": worker.lr_scheduler.last_epoch}))
+
+
+def _load_worker(folder: Path, worker: TrainingWorker) -> None:
+    device = next(iter(worker.parameters)).device
+    missing = worker.module.load_state_dict(
+        load_file(folder / "model.safetensors", device=str(device)), strict=False
+    )
+    tied = set(worker.module.state_dict()) - dict(worker.module.named_parameters()).keys()
+    if unknown := [k for k in missing.missing_keys if k not in tied] + missing.unexpected_keys:
+        raise ValueError(f"checkpoint {folder} is of another model: {unknown[:3]} do not match model.path")
+    slots: dict[int, dict[str, torch.Tensor]] = {}
+    for name, tensor in load_file(folder / "optimizer.safetensors").items():
+        index, key = name.split(".", 1)
+        slots.setdefault(int(index), {})[key] = tensor
+    worker.optimizer.load_state_dict({**worker.optimizer.state_dict(), "state": slots})
+    schedule = worker.lr_scheduler
+    schedule.last_epoch = json.loads((folder / "schedule.json").read_text())["last_epoch"]
+    rates = [
+        base * fn(schedule.last_epoch)
+        for base, fn in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+    ]
+    for param_group, rate in zip(worker.optimizer.param_groups, rates, strict=True):
+        param_group["lr"] = rate
+    schedule._last_lr = rates
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all: a reader sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".unfinished")
+    with unfinished.open("w") as f:
+        f.write(text)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(unfinished, path)

@@ -1,0 +1,1 @@
+"""The workers that hold the models: plain classes whose methods take and give a DataProto."""
