@@ -1,0 +1,1 @@
+"""Rollout backends: a policy that turns prompts into responses."""
