@@ -62,7 +62,8 @@ def compose(overrides: Sequence[str] = (), *, check: bool = True) -> DictConfig:
 def _typed(values: DictConfig) -> DictConfig:
     config = OmegaConf.merge(OmegaConf.structured(Config), values)
     assert isinstance(config, DictConfig)
-    # structured nodes refuse unknown keys by themselves; free dicts (reward_kwargs, engine_kwargs) stay open
+    # typed nodes refuse unknown keys by themselves; free dicts (reward_kwargs, engine_kwargs) stay open
+    OmegaConf.set_struct(config, None)
     OmegaConf.to_container(
         config, resolve=True
     )  # a wrong type behind an interpolation shows here, not in step 3

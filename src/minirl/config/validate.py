@@ -70,8 +70,8 @@ def validate(config: DictConfig) -> None:
     if prompts * n % ranks:
         raise ValueError(
             f"data.train_batch_size x actor_rollout_ref.rollout.n = {prompts} x {n} = {prompts * n} "
-            f"trajectories do not split evenly over {ranks} ranks (trainer.nnodes x trainer.n_gpus_per_node); "
-            f"make the product a multiple of {ranks}"
+            f"trajectories do not split evenly over {ranks} ranks "
+            f"(trainer.nnodes x trainer.n_gpus_per_node); make the product a multiple of {ranks}"
         )
     if config.data.gen_batch_size is not None and config.data.gen_batch_size < 1:
         raise ValueError(f"data.gen_batch_size={config.data.gen_batch_size}: must be at least 1, or null")
@@ -80,8 +80,9 @@ def validate(config: DictConfig) -> None:
     _check_update("actor_rollout_ref.actor", actor, config, ranks)
     if actor.use_dynamic_bsz != rollout.log_prob_use_dynamic_bsz:
         raise ValueError(
-            f"actor_rollout_ref.rollout.log_prob_use_dynamic_bsz={rollout.log_prob_use_dynamic_bsz} must "
-            f"equal actor_rollout_ref.actor.use_dynamic_bsz={actor.use_dynamic_bsz}: both run in the actor worker"
+            "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz="
+            f"{rollout.log_prob_use_dynamic_bsz} must equal "
+            f"actor_rollout_ref.actor.use_dynamic_bsz={actor.use_dynamic_bsz}: one worker runs both"
         )
     _check_inference("actor_rollout_ref.rollout", rollout, config)
     if need_reference_policy(config):
@@ -140,8 +141,8 @@ def _check_update(section: str, node: DictConfig, config: DictConfig, ranks: int
     rows = mini * n // ranks
     if rows % min(micro, rows):
         raise ValueError(
-            f"{section}: a mini-batch has {mini} x {n} / {ranks} = {rows} trajectories per rank, which is not "
-            f"a multiple of ppo_micro_batch_size_per_gpu={micro}; choose a divisor of {rows}"
+            f"{section}: a mini-batch has {mini} x {n} / {ranks} = {rows} trajectories per rank, which is "
+            f"not a multiple of ppo_micro_batch_size_per_gpu={micro}; choose a divisor of {rows}"
         )
 
 

@@ -15,6 +15,7 @@ from minirl.pin import verl_root
 # read by verl with .get() or declared in its dataclasses, absent from its yaml: verl wants "+" before them
 PLUS_KEYS = (
     "data.gen_batch_size",
+    "actor_rollout_ref.rollout.seed",
     "algorithm.filter_groups.enable",
     "algorithm.filter_groups.metric",
     "algorithm.filter_groups.max_num_gen_batches",

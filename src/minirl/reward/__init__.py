@@ -1,0 +1,1 @@
+"""Reward: from a decoded response to a score on its last token."""
