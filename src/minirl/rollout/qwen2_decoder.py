@@ -118,7 +118,7 @@ class Qwen2Decoder(CausalLMDecoder):
         grouped = self._to_groups(weights[:width]).permute(1, 3, 0, 2, 4).flatten(3)
         mixed = (prompt_v.transpose(2, 3) @ grouped).unflatten(3, (self.queries, -1)).permute(0, 3, 2, 1, 4)
         own_mixed = (own_v[:, :, None] * weights[width:, :, :, None]).sum(0)
-        return (self._from_groups(mixed) + own_mixed).view(-1, rows)
+        return (self._from_groups(mixed) + own_mixed).reshape(-1, rows)
 
     def _to_groups(self, x: Tensor) -> Tensor:
         """[..., rows] -> [..., b, G]; groups that lost rows are padded with zeros."""
