@@ -108,18 +108,16 @@ class DataProto:
         if num_batch_dims != 1:
             raise ProtocolError(f"num_batch_dims={num_batch_dims}: only 1 is supported")
         tensors, meta_info = tensors or {}, {} if meta_info is None else meta_info
-        first = None
+        first = next(iter(tensors), None)
+        rows = tensors[first].shape[:1] if tensors else None
         for key, tensor in tensors.items():
-            first = first or key
-            if tensor.shape[:1] != tensors[first].shape[:1]:
-                raise ProtocolError(
-                    f"rows differ: {first!r} {tensors[first].shape}, {key!r} {tensor.shape}: align them"
-                )
+            if tensor.shape[:1] != rows:
+                raise ProtocolError(f"rows differ: {first!r} {tensors[first].shape}, {key!r} {tensor.shape}")
         arrays = {
             key: value if isinstance(value, np.ndarray) else np.array(value, dtype=object)
             for key, value in (non_tensors or {}).items()
         }
-        batch = TensorDict(tensors, batch_size=tensors[first].shape[:1]) if tensors else None
+        batch = TensorDict(tensors, batch_size=rows) if tensors else None
         if auto_padding:
             meta_info[DataProtoConfig.auto_padding_key] = True
         return cls(batch=batch, non_tensor_batch=arrays, meta_info=meta_info)
@@ -226,16 +224,15 @@ class DataProto:
             raise ProtocolError(
                 "union: batch is None on one side (pop without tensor keys gives that): nothing to align"
             )
-        _check_union_tensors(self.batch, other.batch)
+        new = _new_tensors(self.batch, other.batch)
         _check_union_arrays(self.non_tensor_batch, other.non_tensor_batch)
         for key in self.meta_info.keys() & other.meta_info.keys():
             if self.meta_info[key] != other.meta_info[key]:
                 raise ProtocolError(
                     f"union: meta_info[{key!r}] differs on the two sides: pop one of them first"
                 )
-        for key, tensor in other.batch.items():
-            if key not in self.batch.keys():
-                self.batch[key] = tensor
+        for key, tensor in new.items():
+            self.batch[key] = tensor
         self.non_tensor_batch.update(other.non_tensor_batch)
         self.meta_info.update(other.meta_info)
         return self
@@ -244,11 +241,21 @@ class DataProto:
 
     def repeat(self, repeat_times: int = 2, interleave: bool = True) -> "DataProto":
         """Each row n=`repeat_times` times: 0,0,1,1 with interleave, else 0,1,0,1. [B, ...] -> [B * n, ...]"""
+        rows, batch = len(self) * repeat_times, None
+        if self.batch is not None:
+            if interleave:
+                columns = {
+                    key: tensor.repeat_interleave(repeat_times, dim=0) for key, tensor in self.batch.items()
+                }
+            else:
+                columns = {key: torch.cat([tensor] * repeat_times) for key, tensor in self.batch.items()}
+            batch = TensorDict(columns, batch_size=[rows], device=self.batch.device)
+        arrays = self.non_tensor_batch.items()
         if interleave:
-            index = torch.arange(len(self)).repeat_interleave(repeat_times)
+            arrays = {key: np.repeat(array, repeat_times, axis=0) for key, array in arrays}
         else:
-            index = torch.arange(len(self)).repeat(repeat_times)
-        return self._take(index)
+            arrays = {key: np.concatenate([array] * repeat_times) for key, array in arrays}
+        return type(self)(batch, arrays, self.meta_info)
 
     def sample_level_repeat(self, repeat_times: list | tuple | np.ndarray | torch.Tensor) -> "DataProto":
         """Row i `repeat_times[i]` times. [B, ...] -> [sum(repeat_times), ...]"""
@@ -278,7 +285,14 @@ class DataProto:
         size = max(-(-rows // chunks), 1)  # ceil, as torch.chunk
         if (chunks - 1) * size >= max(rows, 1):
             raise ProtocolError(f"{rows} rows do not fill {chunks} chunks of {size}: pad first")
-        return [self.slice(i * size, (i + 1) * size) for i in range(chunks)]
+        batches = self.batch.split(size) if self.batch is not None else [None] * chunks
+        spans = [slice(i * size, (i + 1) * size) for i in range(chunks)]
+        return [
+            type(self)(
+                batch, {key: array[span] for key, array in self.non_tensor_batch.items()}, self.meta_info
+            )
+            for batch, span in zip(batches, spans, strict=True)
+        ]
 
     def split(self, split_size: int) -> list["DataProto"]:
         """Split into parts of `split_size` rows; the last may be shorter."""
@@ -291,10 +305,12 @@ class DataProto:
         meta_info is merged: a key of several parts must be equal in them. Except `metrics`, which each worker
         writes: those dicts become one dict of lists.
         """
-        for part in data:
-            if _columns(part) != _columns(data[0]):
-                differ = sorted(_columns(part) ^ _columns(data[0]))
-                raise ProtocolError(f"concat: {differ} are not in every part: select the same keys first")
+        columns = _columns(data[0])
+        for part in data[1:]:
+            if differ := _columns(part) ^ columns:
+                raise ProtocolError(
+                    f"concat: {sorted(differ)} are not in every part: select the same keys first"
+                )
         batch = torch.cat([part.batch for part in data], dim=0) if data[0].batch is not None else None
         arrays = {
             key: np.concatenate([part.non_tensor_batch[key] for part in data])
@@ -341,15 +357,16 @@ class DataProto:
         return (mini_batch for _ in range(epochs) for mini_batch in rows)
 
     def _take(self, index: torch.Tensor) -> "DataProto":
-        """Rows `index` [K], one gather for each column."""
-        batch = None
+        """Rows `index` [K], one gather for each column; negative ones count from the end."""
+        rows, batch = index.cpu().numpy(), None
         if self.batch is not None:
-            at = index.to(self.batch.device) if self.batch.device is not None else index
-            columns = {key: tensor[at] for key, tensor in self.batch.items()}
+            at = index + len(self) * (index < 0)
+            columns = {
+                key: tensor.index_select(0, at.to(tensor.device)) for key, tensor in self.batch.items()
+            }
             batch = TensorDict(columns, batch_size=index.shape, device=self.batch.device)
-        at = index.cpu().numpy()
         return type(self)(
-            batch, {key: array[at] for key, array in self.non_tensor_batch.items()}, self.meta_info
+            batch, {key: array[rows] for key, array in self.non_tensor_batch.items()}, self.meta_info
         )
 
     # ---- to and from elsewhere -------------------------------------------------
@@ -366,7 +383,10 @@ class DataProto:
         for key, array in self.non_tensor_batch.items():
             if key in source:
                 raise ProtocolError(f"to_tensordict: {key!r} is both a tensor and an array: rename one")
-            source[key] = NonTensorStack.from_list([NonTensorData(item) for item in array])
+            items = list(array)
+            distinct = {id(item): item for item in items}  # siblings share one object: wrap it once
+            wrapped = {at: NonTensorData(item) for at, item in distinct.items()}
+            source[key] = NonTensorStack(*[wrapped[id(item)] for item in items])
         for key, value in self.meta_info.items():
             if key in source:
                 raise ProtocolError(f"to_tensordict: {key!r} is in meta_info and a column too: rename one")
@@ -446,10 +466,8 @@ def unpad_dataproto(data: DataProto, pad_size: int) -> DataProto:
 
 def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> TensorDict:
     """Add the tensors of the second to the first, in place; see `DataProto.union`."""
-    _check_union_tensors(tensor_dict1, tensor_dict2)
-    for key, tensor in tensor_dict2.items():
-        if key not in tensor_dict1.keys():
-            tensor_dict1[key] = tensor
+    for key, tensor in _new_tensors(tensor_dict1, tensor_dict2).items():
+        tensor_dict1[key] = tensor
     return tensor_dict1
 
 
@@ -465,21 +483,26 @@ def _columns(data: DataProto) -> set[str]:
 
 
 def _require(keys, container, name: str) -> None:
+    present = set(container.keys()) if keys and container is not None else set()
     for key in keys or ():
-        if container is None or key not in container.keys():
-            present = sorted(container.keys()) if container is not None else "nothing, it is None"
-            raise ProtocolError(f"{name} has no key {key!r}; it holds {present}")
+        if key not in present:
+            raise ProtocolError(f"{name} has no key {key!r}; it holds {sorted(present) or 'nothing'}")
 
 
 # The words "are not the same object" are verl's: readers search for them, and verl's own tests look for them.
-def _check_union_tensors(ours: TensorDict, theirs: TensorDict) -> None:
+def _new_tensors(ours: TensorDict, theirs: TensorDict) -> dict[str, torch.Tensor]:
+    """The tensors that only `theirs` has; those of both must be equal."""
     if ours.batch_size != theirs.batch_size:
         raise ProtocolError(
             f"union: {ours.batch_size[0]} and {theirs.batch_size[0]} rows: repeat or slice one side"
         )
-    for key in ours.keys() & theirs.keys():
-        if not ours[key].equal(theirs[key]):
+    old, new = set(ours.keys()), {}
+    for key, tensor in theirs.items():
+        if key not in old:
+            new[key] = tensor
+        elif not ours[key].equal(tensor):
             raise ProtocolError(f"`{key}` in tensor_dict1 and tensor_dict2 are not the same object. {_CLASH}")
+    return new
 
 
 def _check_union_arrays(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
