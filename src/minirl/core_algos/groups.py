@@ -34,10 +34,14 @@ class Groups:
         """[B]: number of rows in each row's group."""
         return self.sizes[self.ids]
 
+    def totals(self, values: Tensor) -> Tensor:
+        """[B, ..] -> [number of groups, ..]: one sum per group."""
+        sums = values.new_zeros((len(self.labels), *values.shape[1:]))
+        return sums.index_add_(0, self.ids, values)
+
     def sum(self, values: Tensor) -> Tensor:
-        """[B] or [B, R] -> the sum over each row's group, same shape, same dtype as `values`."""
-        totals = values.new_zeros((len(self.labels), *values.shape[1:]))
-        return totals.index_add_(0, self.ids, values)[self.ids]
+        """[B, ..] -> [B, ..]: the sum over each row's group, handed to every row of the group."""
+        return self.totals(values)[self.ids]
 
     def mean(self, scores: Tensor) -> Tensor:
         """[B], float64: μ_g of each row's group."""
@@ -51,3 +55,13 @@ class Groups:
         """[B], float64: σ_g with n-1 in the denominator, 1 for a row that is alone."""
         squares = self.sum((scores.double() - self.mean(scores)) ** 2)
         return torch.where(self.size > 1, (squares / (self.size - 1).clamp(min=1)).sqrt(), 1.0)
+
+    def top_two(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Row numbers of the largest and the second largest value of each group, two [number of groups].
+
+        For a group of one the second is the row itself.
+        """
+        by_value = torch.argsort(values, descending=True, stable=True)
+        order = by_value[torch.argsort(self.ids[by_value], stable=True)]  # groups in turn, best row first
+        first = self.sizes.cumsum(0) - self.sizes
+        return order[first], order[first + (self.sizes > 1).long()]

@@ -21,9 +21,13 @@ def logprobs_from_logits(logits: Tensor, labels: Tensor) -> Tensor:
     The caller drops the last position's logits first: they score a token that was never sampled.
     verl: verl.utils.torch_functional:logprobs_from_logits
     """
-    assert logits.shape[:-1] == labels.shape, (logits.shape, labels.shape)
-    chosen = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1).float()
-    return chosen - _LogSumExp.apply(logits)
+    return logprobs_of_ids(logits, labels.unsqueeze(-1)).squeeze(-1)
+
+
+def logprobs_of_ids(logits: Tensor, ids: Tensor) -> Tensor:
+    """The same for K tokens per position: logits [.., V], ids [.., K] -> [.., K] float32."""
+    assert logits.shape[:-1] == ids.shape[:-1], (logits.shape, ids.shape)
+    return logits.gather(-1, ids.long()).float() - _LogSumExp.apply(logits).unsqueeze(-1)
 
 
 def entropy_from_logits(logits: Tensor) -> Tensor:
