@@ -43,8 +43,8 @@ def test_entropy_and_sum_pi_squared_are_those_of_the_tempered_distribution():
             keep_logits=True,
         )
     pi = torch.softmax(out["logits"].float(), -1)
-    width = pi.shape[1]
-    torch.testing.assert_close(out["entropy"][:, :width], -(pi * pi.log()).sum(-1), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(out["sum_pi_squared"][:, :width], pi.pow(2).sum(-1), rtol=1e-4, atol=1e-5)
+    mask = batch.batch["response_mask"][:, : pi.shape[1]]
+    for name, want in (("entropy", -(pi * pi.log()).sum(-1)), ("sum_pi_squared", pi.pow(2).sum(-1))):
+        torch.testing.assert_close(out[name][:, : pi.shape[1]], want * mask, rtol=1e-4, atol=1e-5)
     cold = forward_log_probs(model, batch, temperature=1.0, calculate_entropy=True)["entropy"]
     assert (out["entropy"][:, 0] > cold[:, 0]).all()

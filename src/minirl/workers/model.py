@@ -72,7 +72,7 @@ def _check_path(path: str) -> None:
         raise ValueError(f"model.path: no such folder: {path}")
 
 
-def _cut(batch: DataProto) -> tuple[dict[str, Tensor], int, int]:
+def _cut(batch: DataProto) -> tuple[dict[str, Tensor], int]:
     """Model inputs without the columns that are padding in every row; and where the responses are in them."""
     mask = batch.batch["attention_mask"]
     width = batch.batch["responses"].shape[1]
@@ -82,11 +82,14 @@ def _cut(batch: DataProto) -> tuple[dict[str, Tensor], int, int]:
     response_width = max(int(used[prompt_width:].sum()), 1)
     keep = slice(left, prompt_width + response_width)
     inputs = {k: batch.batch[k][:, keep] for k in ("input_ids", "attention_mask", "position_ids")}
-    return inputs, response_width, width
+    return inputs, response_width
 
 
-def _pad_back(x: Tensor, width: int) -> Tensor:
-    return nn.functional.pad(x, (0, width - x.shape[1])) if x.shape[1] < width else x
+def _pad_back(x: Tensor, batch: DataProto) -> Tensor:
+    """[B, R'] -> [B, R], 0 where there is no response token, as verl's `no_padding_2_padding` leaves it."""
+    width = batch.batch["responses"].shape[1]
+    x = nn.functional.pad(x, (0, width - x.shape[1]))
+    return x.masked_fill(batch.batch["attention_mask"][:, -width:] == 0, 0.0)
 
 
 def forward_log_probs(
@@ -105,18 +108,18 @@ def forward_log_probs(
         response's end
         hold whatever the model says there and must be masked. `keep_logits` adds logits [B, R', V].
     """
-    inputs, response_width, width = _cut(batch)
+    inputs, response_width = _cut(batch)
     # logits at position t score the token at t + 1: start at the last prompt token, drop the last logit,
     # which scores a token that was never sampled
     logits = model(**inputs, use_cache=False, logits_to_keep=response_width + 1).logits[:, :-1]
     if temperature != 1.0:
         logits = logits / temperature
     labels = batch.batch["responses"][:, :response_width]
-    out = {"log_probs": _pad_back(logprobs_from_logits(logits, labels), width)}
+    out = {"log_probs": _pad_back(logprobs_from_logits(logits, labels), batch)}
     if calculate_entropy:
-        out["entropy"] = _pad_back(entropy_from_logits(logits), width)
+        out["entropy"] = _pad_back(entropy_from_logits(logits), batch)
     if calculate_sum_pi_squared:
-        out["sum_pi_squared"] = _pad_back(sum_pi_squared_from_logits(logits), width)
+        out["sum_pi_squared"] = _pad_back(sum_pi_squared_from_logits(logits), batch)
     if keep_logits:
         out["logits"] = logits
     return out
@@ -129,6 +132,6 @@ def forward_values(model: nn.Module, batch: DataProto) -> dict[str, Tensor]:
         values [B, R] float32: column t is the value before token t, so it is read at the position of token
         t - 1.
     """
-    inputs, response_width, width = _cut(batch)
+    inputs, response_width = _cut(batch)
     values = model(**inputs, use_cache=False).logits[..., 0].float()
-    return {"values": _pad_back(values[:, -response_width - 1 : -1], width)}
+    return {"values": _pad_back(values[:, -response_width - 1 : -1], batch)}

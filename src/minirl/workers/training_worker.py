@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from minirl.balance import rearrange_micro_batches
-from minirl.metrics import append_to_dict
+from minirl.metrics import Metric, append_to_dict
 from minirl.protocol import DataProto
 from minirl.workers.process_group import ProcessGroup, SoloGroup, average_gradients
 
@@ -128,6 +128,8 @@ class TrainingWorker:
             raise FloatingPointError(self._blame(grad_norm, data))
         self.optimizer.step()
 
+        # micro-batches become one number per step: a sum for shares of a loss, a mean for fractions
+        metrics = {k: v.aggregate() if isinstance(v, Metric) else v for k, v in metrics.items()}
         metrics["loss"] = (self.group.all_reduce(torch.stack(losses).sum()) / self.group.size).item()
         metrics["grad_norm"] = grad_norm.item()
         if update_lr_scheduler:
