@@ -31,7 +31,7 @@ def logprobs_of_ids(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def entropy_from_logits(logits: Tensor) -> Tensor:
-    """H = -Σ_v π_v log π_v = logsumexp(z) - Σ_v π_v z_v for logits [.., V], in [0, log V].
+    """H = -Σ_v π_v log π_v for logits [.., V], in [0, log V].
 
     verl: verl.utils.torch_functional:entropy_from_logits
     """
@@ -91,7 +91,10 @@ class _Entropy(torch.autograd.Function):
         for part, z in _float_chunks(logits):
             chunk_lse = torch.logsumexp(z, dim=-1)
             lse.view(-1)[part] = chunk_lse
-            entropy.view(-1)[part] = chunk_lse - ((z - chunk_lse.unsqueeze(-1)).exp_() * z).sum(dim=-1)
+            log_pi = z - chunk_lse.unsqueeze(-1)
+            entropy.view(-1)[part] = -(log_pi.exp() * log_pi).sum(
+                dim=-1
+            )  # never a difference of two large sums
         ctx.save_for_backward(logits, lse, entropy)
         return entropy
 
