@@ -1,0 +1,69 @@
+"""`python -m minirl config|trace [--preset ...] [key=value ...]`.
+
+in: a command and overrides -> out: the composed configuration, or the table of one traced step, on stdout.
+verl: scripts/print_cfg.py (config)
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+
+from omegaconf import OmegaConf
+
+from minirl import presets
+from minirl.config import compose
+from minirl.errors import OneLineParser, run
+
+_USAGE = """usage: python -m minirl COMMAND [--preset cpu|gpu|auto] [key=value ...]
+  config   print the composed configuration (--resolve: with interpolations replaced)
+  trace    run one training step and print what every station added (--json FILE: save it)
+to train: python -m minirl.main_ppo [key=value ...]"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0, or 2 for a user's error."""
+    return run(_dispatch, argv)
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_USAGE)
+        return 0 if argv else 2
+    if argv[0] not in _COMMANDS:
+        raise ValueError(f"unknown command {argv[0]}: use {' or '.join(_COMMANDS)}")
+    return _COMMANDS[argv[0]](argv[1:])
+
+
+def _config(argv: list[str]) -> int:
+    parser = OneLineParser(prog="minirl config", description="Print the composed configuration as yaml.")
+    parser.add_argument("--resolve", action="store_true", help="replace interpolations by their values")
+    presets.add_arguments(parser)
+    args = parser.parse_intermixed_args(argv)
+    print(OmegaConf.to_yaml(compose(presets.overrides_of(args)), resolve=args.resolve), end="")
+    return 0
+
+
+def _trace(argv: list[str]) -> int:
+    parser = OneLineParser(prog="minirl trace", description="Run one step; print what every station added.")
+    parser.add_argument("--json", metavar="FILE", help="save the trace")
+    presets.add_arguments(parser)
+    args = parser.parse_intermixed_args(argv)
+    one_step = ["trainer.total_training_steps=1", "trainer.val_before_train=false", "trainer.logger=[]"]
+    config = compose([*one_step, *presets.overrides_of(args)])
+    from minirl.trace import (
+        trace,
+    )  # after the configuration is known to be good: the trainer loads transformers
+    from minirl.trainer import PPOTrainer
+
+    trainer = PPOTrainer(config)
+    with trace(trainer) as recorded:
+        trainer.fit()
+    print(recorded.text())
+    if args.json:
+        recorded.to_json(args.json)
+    return 0
+
+
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {"config": _config, "trace": _trace}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""Where a run takes place: the tiny task on a CPU, or Qwen2.5-0.5B-Instruct on GSM8K on one GPU.
+
+in: "cpu", "gpu" or "auto", and where the model comes from -> out: overrides to put before the user's own.
+MINIRL_MODEL (or `source=`) is the one setting for the latter: hub | modelscope | https://a-mirror | a folder.
+verl: none; the values follow verl's GSM8K examples
+"""
+
+import importlib.util
+import os
+from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+NAMES = ("cpu", "gpu", "auto")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A choice of machine, model and data, as overrides, with the reason for it in one line."""
+
+    name: str
+    reason: str
+    overrides: list[str] = field(default_factory=list)
+
+
+def get(name: str, source: str | None = None) -> Preset:
+    """The preset of that name. "gpu" fetches model and data, unless they are already there.
+
+    Raises ValueError: another name, no GPU for "gpu", a model or data that cannot be fetched.
+    """
+    if name not in NAMES:
+        raise ValueError(f"preset {name}: must be one of {', '.join(NAMES)}")
+    if name == "auto":
+        return auto(source)
+    if name == "cpu":
+        return Preset("cpu", "the tiny model and task that ship with minirl, on the CPU")
+    if not _has_gpu():
+        raise ValueError(
+            "preset gpu: PyTorch sees no GPU; use preset cpu, or check `nvidia-smi` and that PyTorch "
+            "is built for CUDA"
+        )
+    return _gpu(source or os.environ.get("MINIRL_MODEL", "hub"))
+
+
+def auto(source: str | None = None) -> Preset:
+    """ "gpu" where PyTorch sees a GPU, else "cpu"; `reason` says which and why."""
+    if _has_gpu():
+        return get("gpu", source)
+    return Preset("cpu", "no GPU visible to PyTorch: the tiny model and task that ship with minirl")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """--preset, --model and the overrides, for the command line."""
+    parser.add_argument("--preset", default="cpu", help=f"{' | '.join(NAMES)} (default: cpu)")
+    parser.add_argument(
+        "--model", metavar="SOURCE", help="for preset gpu: hub | modelscope | https://mirror | folder"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for verl.trainer.main_ppo")
+
+
+def overrides_of(args: Namespace) -> list[str]:
+    """The preset's overrides, then the user's, which win. Prints which preset `auto` chose."""
+    preset = get(args.preset, args.model)
+    if args.preset != "cpu":
+        print(f"preset {preset.name}: {preset.reason}")
+    return [*preset.overrides, *args.overrides]
+
+
+def _has_gpu() -> bool:
+    import torch  # here, as the cpu preset does not need it
+
+    return torch.cuda.is_available()
+
+
+def _gpu(source: str) -> Preset:
+    import torch
+
+    from minirl.data import gsm8k
+
+    model = fetch_model(source)
+    rollout = "vllm" if importlib.util.find_spec("vllm") else "builtin"
+    train, test = gsm8k.prepare(source)
+    values = {
+        "trainer.device": "cuda",
+        "actor_rollout_ref.model.path": model,
+        "critic.model.path": model,
+        "data.train_files": train,
+        "data.val_files": test,
+        "data.max_prompt_length": 512,
+        "data.max_response_length": 512,
+        "data.filter_overlong_prompts": True,
+        "data.train_batch_size": 64,
+        "actor_rollout_ref.rollout.name": rollout,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": 16,
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 16,
+        "actor_rollout_ref.actor.optim.lr": 1e-6,
+        "actor_rollout_ref.actor.fsdp_config.dtype": "bfloat16",
+        "actor_rollout_ref.ref.fsdp_config.dtype": "bfloat16",
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 32,
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 32,
+        "critic.ppo_micro_batch_size_per_gpu": 16,
+        "critic.optim.lr": 1e-5,
+        "critic.fsdp.dtype": "bfloat16",
+        "trainer.experiment_name": "gsm8k",
+    }
+    gpu = torch.cuda.get_device_name()
+    reason = f"{gpu}: {MODEL} from {source} in bfloat16, GSM8K, rollout {rollout}"
+    return Preset("gpu", reason, [f"{key}={value}" for key, value in values.items()])
+
+
+def fetch_model(source: str) -> str:
+    """The folder of the model's files. Raises ValueError when it cannot be had, saying what else to set."""
+    if source not in ("hub", "modelscope") and not source.startswith("https://"):
+        folder = Path(source).expanduser()
+        if not (folder / "config.json").is_file():
+            raise ValueError(
+                f"MINIRL_MODEL={source}: no config.json in that folder; give a checkpoint folder, hub, "
+                "modelscope or the https address of a mirror of the hub"
+            )
+        return str(folder)
+    try:
+        if source == "modelscope":
+            from modelscope import snapshot_download
+
+            return snapshot_download(MODEL)
+        from huggingface_hub import snapshot_download
+
+        endpoint = None if source == "hub" else source
+        return snapshot_download(MODEL, endpoint=endpoint, ignore_patterns=["*.pth", "*.bin"])
+    except ImportError as error:
+        raise ValueError(f"MINIRL_MODEL={source}: run `pip install {error.name}` first") from error
+    except Exception as error:  # the clients raise a dozen kinds for "not reachable"
+        raise ValueError(
+            f"MINIRL_MODEL={source}: could not fetch {MODEL} ({type(error).__name__}); set MINIRL_MODEL to "
+            "modelscope, to the https address of a mirror of the hub, or to a folder with the model"
+        ) from error
