@@ -22,8 +22,6 @@ DIFFERENT_DEFAULT = {
     "data.seed": "one seed for the whole run",
     "data.dataloader_num_workers": "worker processes cost more than they save on tiny rows",
     "actor_rollout_ref.model.path": "a warm-started model that ships with the project",
-    "actor_rollout_ref.model.enable_gradient_checkpointing": "saves nothing at this size",
-    "actor_rollout_ref.actor.rollout_n": "follows rollout.n, which differs",
     "actor_rollout_ref.actor.ppo_mini_batch_size": "a quarter of the batch, as in verl's 256 of 1024",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "verl leaves it for the user to set",
     "actor_rollout_ref.actor.optim.lr": "a tiny model takes larger steps",
@@ -36,9 +34,7 @@ DIFFERENT_DEFAULT = {
     "actor_rollout_ref.rollout.response_length": "follows data.max_response_length, which differs",
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": "verl leaves it for the user to set",
     "actor_rollout_ref.rollout.tensor_model_parallel_size": "one device",
-    "critic.rollout_n": "follows rollout.n, which differs",
     "critic.model.path": "a warm-started model that ships with the project",
-    "critic.model.enable_gradient_checkpointing": "saves nothing at this size",
     "critic.ppo_mini_batch_size": "follows the actor's, which differs",
     "critic.ppo_micro_batch_size_per_gpu": "verl leaves it for the user to set",
     "critic.forward_micro_batch_size_per_gpu": "follows ppo_micro_batch_size_per_gpu, which differs",
@@ -261,7 +257,9 @@ def test_verls_gsm8k_launch_lines_run_unchanged():
     config = compose(grpo)
     ignored = sort_overrides(grpo).only_in_verl
     assert set(ignored) == {
+        "data.truncation",
         "actor_rollout_ref.model.use_remove_padding",
+        "actor_rollout_ref.model.enable_gradient_checkpointing",
         "actor_rollout_ref.actor.fsdp_config.param_offload",
         "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
         "actor_rollout_ref.ref.fsdp_config.param_offload",

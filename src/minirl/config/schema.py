@@ -35,10 +35,6 @@ class Data:
     validation_shuffle: bool = MISSING
     dataloader_num_workers: int = MISSING
     filter_overlong_prompts: bool = MISSING
-    filter_overlong_prompts_workers: int = MISSING
-    truncation: str = MISSING
-    return_raw_chat: bool = MISSING
-    trust_remote_code: bool = MISSING
     custom_cls: CustomCls = MISSING
     apply_chat_template_kwargs: dict[str, Any] = MISSING
 
@@ -47,9 +43,11 @@ class Data:
 class Model:
     path: str = MISSING
     tokenizer_path: str | None = MISSING
-    trust_remote_code: bool = MISSING
-    override_config: dict[str, Any] = MISSING
-    enable_gradient_checkpointing: bool = MISSING
+
+
+@dataclass
+class CriticModel:
+    path: str = MISSING
 
 
 @dataclass
@@ -84,7 +82,6 @@ class PolicyLoss:
 
 @dataclass
 class Actor:
-    rollout_n: int = MISSING
     ppo_mini_batch_size: int = MISSING
     ppo_micro_batch_size_per_gpu: int | None = MISSING
     use_dynamic_bsz: bool = MISSING
@@ -169,14 +166,12 @@ class ActorRolloutRef:
 @dataclass
 class Critic:
     enable: bool | None = MISSING
-    rollout_n: int = MISSING
-    model: Model = MISSING
+    model: CriticModel = MISSING
     ppo_mini_batch_size: int = MISSING
     ppo_micro_batch_size_per_gpu: int | None = MISSING
     forward_micro_batch_size_per_gpu: int | None = MISSING
     use_dynamic_bsz: bool = MISSING
     ppo_max_token_len_per_gpu: int = MISSING
-    forward_max_token_len_per_gpu: int = MISSING
     ppo_epochs: int = MISSING
     shuffle: bool = MISSING
     data_loader_seed: int = MISSING
@@ -306,8 +301,6 @@ class Trainer:
     resume_from_path: str | None = MISSING
     default_local_dir: str = MISSING
     max_actor_ckpt_to_keep: int | None = MISSING
-    rollout_data_dir: str | None = MISSING
-    validation_data_dir: str | None = MISSING
 
 
 @dataclass

@@ -12,7 +12,6 @@ from omegaconf import DictConfig
 
 _LOSS_AGG_MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 _CHOICES = {
-    "data.truncation": ("error", "left", "right", "middle"),
     "actor_rollout_ref.actor.loss_agg_mode": _LOSS_AGG_MODES,
     "critic.loss_agg_mode": _LOSS_AGG_MODES,
     "actor_rollout_ref.actor.optim.lr_scheduler_type": ("constant", "cosine"),
