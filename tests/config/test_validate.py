@@ -1,10 +1,18 @@
 """The batch arithmetic is checked before anything is loaded, with the numbers in the message."""
 
 import pytest
+from omegaconf import DictConfig, OmegaConf
 
-from minirl.config import compose, need_critic, need_reference_policy
+from minirl.config import compose, need_critic, need_reference_policy, validate
+
+DEFAULT = compose()
 
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+
+
+def changed(*overrides: str) -> DictConfig:
+    """The default configuration with these overrides, without Hydra's quarter of a second."""
+    return OmegaConf.merge(DEFAULT, OmegaConf.from_dotlist(list(overrides)))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +54,7 @@ A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 )  # fmt: skip
 def test_impossible_configuration_is_refused_in_one_line_with_its_numbers(overrides, parts):
     with pytest.raises(ValueError) as caught:
-        compose(overrides)
+        validate(changed(*overrides))
     message = str(caught.value)
     assert "\n" not in message
     for part in parts:
@@ -54,21 +62,27 @@ def test_impossible_configuration_is_refused_in_one_line_with_its_numbers(overri
 
 
 def test_micro_batch_larger_than_the_mini_batch_is_one_micro_batch():
-    compose([f"{A}.ppo_micro_batch_size_per_gpu=64"])
+    validate(changed(f"{A}.ppo_micro_batch_size_per_gpu=64"))
 
 
 def test_critic_keys_are_not_checked_without_a_critic():
-    compose(["algorithm.adv_estimator=grpo", "critic.ppo_micro_batch_size_per_gpu=7"])
+    validate(changed("algorithm.adv_estimator=grpo", "critic.ppo_micro_batch_size_per_gpu=7"))
+
+
+def test_compose_validates_unless_told_not_to():
+    with pytest.raises(ValueError, match="at least 1"):
+        compose([f"{R}.n=0"])
+    compose([f"{R}.n=0"], check=False)
 
 
 def test_critic_is_needed_for_gae_unless_switched():
-    assert need_critic(compose())
-    assert not need_critic(compose(["algorithm.adv_estimator=grpo"]))
-    assert need_critic(compose(["algorithm.adv_estimator=grpo", "critic.enable=true"]))
-    assert not need_critic(compose(["critic.enable=false"]))
+    assert need_critic(DEFAULT)
+    assert not need_critic(changed("algorithm.adv_estimator=grpo"))
+    assert need_critic(changed("algorithm.adv_estimator=grpo", "critic.enable=true"))
+    assert not need_critic(changed("critic.enable=false"))
 
 
 def test_reference_policy_is_needed_for_either_kl():
-    assert not need_reference_policy(compose())
-    assert need_reference_policy(compose(["algorithm.use_kl_in_reward=true"]))
-    assert need_reference_policy(compose([f"{A}.use_kl_loss=true"]))
+    assert not need_reference_policy(DEFAULT)
+    assert need_reference_policy(changed("algorithm.use_kl_in_reward=true"))
+    assert need_reference_policy(changed(f"{A}.use_kl_loss=true"))

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from minirl.config import compose
 from minirl.data.dataset import RLHFDataset, collate_fn, create_dataloaders
@@ -33,8 +34,11 @@ def parquet(tmp_path):
     return write
 
 
+DEFAULT = compose(["data.max_prompt_length=8"])
+
+
 def config(*overrides):
-    return compose(["data.max_prompt_length=8", *overrides])
+    return OmegaConf.merge(DEFAULT, OmegaConf.from_dotlist(list(overrides)))
 
 
 def loaders(path, *overrides):
