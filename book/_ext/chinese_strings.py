@@ -1,0 +1,74 @@
+"""Mends the strings that the themes leave in English under zh_CN.
+
+in: the finished HTML of a page -> out: the same with those strings in Chinese. tests/site checks that none is left.
+"""
+
+import re
+from pathlib import Path
+
+# Exact text of an attribute or of an element, as the themes write it.
+STRINGS = {
+    "Toggle primary sidebar": "展开或收起目录",
+    "Toggle secondary sidebar": "展开或收起本页目录",
+    "Download notebook file": "下载笔记本",
+    "Download source file": "下载源文件",
+    "Download this page": "下载本页",
+    "Print to PDF": "打印成 PDF",
+    "Fullscreen mode": "全屏",
+    "Color mode": "明暗",
+    "Search": "搜索",
+    "Search this book...": "搜索本站…",
+    "Search the docs ...": "搜索本站…",
+    "Skip to main content": "跳到正文",
+    "Back to top": "回到顶部",
+    "Contents": "本页",
+    "Light": "浅色",
+    "Dark": "深色",
+    "System Settings": "跟随系统",
+    "previous": "上一页",
+    "next": "下一页",
+    "previous page": "上一页",
+    "next page": "下一页",
+    "Main": "全站目录",
+    "Page": "本页目录",
+    "Table of Contents": "目录",
+    "On this page": "本页",
+    "Link to this heading": "本节的链接",
+    "Permalink to this heading": "本节的链接",
+    "Link to this table": "本表的链接",
+    "Link to this image": "本图的链接",
+    "light/dark": "明暗",
+}
+_ATTRIBUTE = re.compile(r'\b(title|aria-label|placeholder|data-bs-title|alt)="([^"<>]+)"')
+_TEXT = re.compile(r">(\s*)([A-Z][\w /.-]{2,40}?|previous|next)(\s*)<")
+
+
+def mend(html: str) -> str:
+    def attribute(found: re.Match) -> str:
+        return f'{found[1]}="{STRINGS.get(found[2].strip(), found[2])}"'
+
+    def text(found: re.Match) -> str:
+        return f">{found[1]}{STRINGS.get(found[2], found[2])}{found[3]}<"
+
+    head, sep, article = html.partition("<article")
+    article, end, tail = article.partition("</article>")
+    return text_only(head, attribute, text) + sep + _ATTRIBUTE.sub(attribute, article) + end + text_only(tail, attribute, text)
+
+
+def text_only(html: str, attribute, text) -> str:
+    return _TEXT.sub(text, _ATTRIBUTE.sub(attribute, html))
+
+
+def finish(app, exception) -> None:
+    if exception or app.builder.name != "html":
+        return
+    for page in Path(app.outdir).rglob("*.html"):
+        html = page.read_text(encoding="utf-8")
+        mended = mend(html)
+        if mended != html:
+            page.write_text(mended, encoding="utf-8")
+
+
+def setup(app):
+    app.connect("build-finished", finish)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
