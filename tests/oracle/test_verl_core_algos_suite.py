@@ -1,7 +1,7 @@
 """verl's own tests of core_algos and rollout correction, from the installed wheel, run on minirl's functions.
 
 Their source is parsed, imports from verl are dropped, and the names they imported are bound to minirl's
-functions (with an adapter where the calling convention differs). What is left becomes the tests of this module.
+functions (with an adapter where the calling convention differs). What is left are the tests of this module.
 """
 
 import ast
