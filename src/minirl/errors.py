@@ -28,10 +28,10 @@ def run(main: Callable[[list[str]], int], argv: Sequence[str] | None = None) -> 
             isinstance(error, USER_ERRORS) or _out_of_memory(error)
         ):
             raise
-        print(f"error: {one_line(error)}", file=sys.stderr)
+        _print_below_progress(f"error: {one_line(error)}")
         return 2
     except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
+        _print_below_progress("error: interrupted")
         return 130
 
 
@@ -40,6 +40,15 @@ def one_line(error: BaseException) -> str:
     if _out_of_memory(error):
         return "out of GPU memory: lower *_micro_batch_size_per_gpu or *_max_token_len_per_gpu"
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _print_below_progress(line: str) -> None:
+    """On a line of its own on stderr, also where a progress bar has not been closed."""
+    tqdm = sys.modules.get("tqdm")
+    if tqdm is None:
+        print(line, file=sys.stderr)
+    else:
+        tqdm.tqdm.write(line, file=sys.stderr)
 
 
 def _out_of_memory(error: BaseException) -> bool:

@@ -7,6 +7,7 @@ verl: verl.utils.dataset.rl_dataset
 """
 
 import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -181,22 +182,24 @@ def create_dataloaders(config: DictConfig, tokenizer: Any) -> tuple[StatefulData
         raise ValueError(
             f"data.{key}={data[key]} is more than the {len(train_dataset)} prompts in data.train_files"
         )
-    train_dataloader = StatefulDataLoader(
-        dataset=train_dataset,
-        batch_size=data[key],
-        num_workers=data.dataloader_num_workers,
-        drop_last=True,
-        collate_fn=collate_fn,
-        sampler=create_sampler(data, train_dataset),
-    )
-    val_dataloader = StatefulDataLoader(
-        dataset=val_dataset,
-        batch_size=data.val_batch_size or len(val_dataset),
-        num_workers=data.dataloader_num_workers,
-        shuffle=data.validation_shuffle,
-        drop_last=False,
-        collate_fn=collate_fn,
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata calls it by itself
+        train_dataloader = StatefulDataLoader(
+            dataset=train_dataset,
+            batch_size=data[key],
+            num_workers=data.dataloader_num_workers,
+            drop_last=True,
+            collate_fn=collate_fn,
+            sampler=create_sampler(data, train_dataset),
+        )
+        val_dataloader = StatefulDataLoader(
+            dataset=val_dataset,
+            batch_size=data.val_batch_size or len(val_dataset),
+            num_workers=data.dataloader_num_workers,
+            shuffle=data.validation_shuffle,
+            drop_last=False,
+            collate_fn=collate_fn,
+        )
     return train_dataloader, val_dataloader
 
 
