@@ -87,7 +87,7 @@ def test_ability_is_named_nowhere():
 
 def test_minirls_own_keys_are_marked_and_their_symbols_are_minirls():
     own = [f for f in LEDGER.values() if f.minirl_only]
-    assert [f.name for f in own] == ["__seed__", "shuffle"]
+    assert [f.name for f in own] == ["rollout_seed", "__seed__", "shuffle"]
     for field in own:
         for spec in (field.symbol, *field.readers):
             assert spec.startswith("minirl.") and field.name in text(spec)

@@ -151,6 +151,8 @@ _FIELDS = (
     # ---- 2 gen_batch -------------------------------------------------------------------
     Field("global_steps", META, "", "int", "gen_batch", FIT,
         (AGENT + "generate_sequences",), "训练到第几步", "只在 gen_batch 的 meta_info 里"),
+    Field("rollout_seed", META, "", "int", "gen_batch", "minirl.trainer:PPOTrainer._get_gen_batch",
+        (), "采样用的随机种子；与步数、prompt 和组内序号合成每一行的种子", minirl_only=True),
     Field("__seed__", ARRAY, "B", "int64", "gen_batch", "minirl.rollout.base:Rollout.generate_sequences",
         (), "这一行自己的随机种子", "可有可无", minirl_only=True),
     Field("__do_sample__", ARRAY, "B", "bool", "gen_batch", FIT,

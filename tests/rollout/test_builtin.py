@@ -80,7 +80,6 @@ def config(**changes):
         prompt_length=P,
         response_length=R,
         ignore_eos=False,
-        seed=7,
         calculate_log_probs=True,
         val_kwargs=dict(temperature=0, top_p=1.0, top_k=-1, do_sample=False),
     )
@@ -99,7 +98,7 @@ def prompts(groups: int = 5, n: int = 4, **meta_info) -> DataProto:
     first = {i // n: rows[i] for i in range(0, len(rows), n)}
     raw_prompt = np.empty(len(rows), dtype=object)
     raw_prompt[:] = [first[i // n] for i in range(len(rows))]
-    return DataProto(non_tensor_batch={"raw_prompt": raw_prompt}, meta_info=meta_info)
+    return DataProto(non_tensor_batch={"raw_prompt": raw_prompt}, meta_info={"rollout_seed": 7} | meta_info)
 
 
 def generic(rollout: BuiltinRollout) -> BuiltinRollout:
@@ -231,7 +230,7 @@ def test_siblings_steps_and_seeds_draw_differently(tokenizer):
     assert len({tuple(row) for row in base[:4]}) > 1
     assert text(global_steps=1) == base
     assert text(global_steps=2) != base
-    assert text(global_steps=1, seed=8) != base
+    assert text(global_steps=1, rollout_seed=8) != base
     state = torch.random.get_rng_state()
     text()
     assert torch.equal(torch.random.get_rng_state(), state)  # no global generator

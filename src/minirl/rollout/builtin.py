@@ -141,7 +141,7 @@ class BuiltinRollout(Rollout):
 
         So a row draws the same numbers whatever the other rows are and wherever it stands among them.
         """
-        run = (prompts.meta_info.get("seed", self.config.seed), prompts.meta_info.get("global_steps", 0))
+        run = (prompts.meta_info.get("rollout_seed", 0), prompts.meta_info.get("global_steps", 0))
         own = prompts.non_tensor_batch.get("__seed__")
         if own is not None:
             names = [(*run, int(seed)) for seed in own]

@@ -30,7 +30,9 @@ def load_tokenizer(path: str):
         ValueError: it has no pad token (set one, usually to eos) or the path does not exist.
     """
     from transformers import AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # one bar per run: the training progress
     _check_path(path)
     tokenizer = AutoTokenizer.from_pretrained(path)
     if tokenizer.pad_token_id is None:
