@@ -1,7 +1,9 @@
+import json
 import subprocess
 import sys
 
 import pytest
+import tiny_run
 import yaml
 from omegaconf import OmegaConf
 
@@ -69,6 +71,15 @@ def test_gpu_out_of_memory_says_what_to_lower(capsys):
 def test_interruption_is_not_a_traceback(capsys):
     assert errors.run(failing(KeyboardInterrupt()), []) == 130
     assert capsys.readouterr().err == "error: interrupted\n"
+
+
+def test_trace_prints_every_station_of_one_step_and_saves_it(tmp_path, capsys):
+    assert cli.main(["trace", "--json", str(tmp_path / "t.json"), *tiny_run.make(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    for key in ("raw_prompt", "responses", "rm_scores", "old_log_probs", "values", "advantages"):
+        assert key in out
+    assert "step:" not in out  # no log lines between the table's rows
+    assert len(json.loads((tmp_path / "t.json").read_text())["steps"]) == 1
 
 
 @pytest.mark.parametrize("command", [["minirl", "config"], ["minirl", "trace"], ["minirl.main_ppo"]])

@@ -48,7 +48,7 @@ def _trace(argv: list[str]) -> int:
     presets.add_arguments(parser)
     args = parser.parse_intermixed_args(argv)
     one_step = ["trainer.total_training_steps=1", "trainer.val_before_train=false", "trainer.logger=[]"]
-    config = compose([*one_step, *presets.overrides_of(args)])
+    config = compose([*presets.overrides_of(args), *one_step])
     from minirl.trace import (
         trace,
     )  # after the configuration is known to be good: the trainer loads transformers

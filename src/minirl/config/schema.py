@@ -136,7 +136,6 @@ class Rollout:
     prompt_length: int = MISSING
     response_length: int = MISSING
     ignore_eos: bool = MISSING
-    seed: int = MISSING
     calculate_log_probs: bool = MISSING
     log_prob_micro_batch_size_per_gpu: int | None = MISSING
     log_prob_use_dynamic_bsz: bool = MISSING
