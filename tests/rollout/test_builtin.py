@@ -98,7 +98,7 @@ def prompts(groups: int = 5, n: int = 4, **meta_info) -> DataProto:
     first = {i // n: rows[i] for i in range(0, len(rows), n)}
     raw_prompt = np.empty(len(rows), dtype=object)
     raw_prompt[:] = [first[i // n] for i in range(len(rows))]
-    return DataProto(non_tensor_batch={"raw_prompt": raw_prompt}, meta_info={"rollout_seed": 7} | meta_info)
+    return DataProto(non_tensor_batch={"raw_prompt": raw_prompt}, meta_info=meta_info)
 
 
 def generic(rollout: BuiltinRollout) -> BuiltinRollout:
@@ -149,8 +149,12 @@ def test_fast_path_draws_the_same_tokens_as_the_generic_path(kind, groups, n, to
     model = build(kind)
     fast = BuiltinRollout(config(), model, tokenizer)
     assert isinstance(fast.decoder, qwen2_decoder.Qwen2Decoder)
-    a = fast.generate_sequences(prompts(groups, n)).batch
-    b = generic(BuiltinRollout(config(), model, tokenizer)).generate_sequences(prompts(groups, n)).batch
+    a = fast.generate_sequences(prompts(groups, n, rollout_seed=7)).batch
+    b = (
+        generic(BuiltinRollout(config(), model, tokenizer))
+        .generate_sequences(prompts(groups, n, rollout_seed=7))
+        .batch
+    )
     lengths = a["response_mask"].sum(-1)
     assert lengths.min() < R // 2 < lengths.max()  # rows ended early: compaction really ran
     assert a["responses"].tolist() == b["responses"].tolist()
