@@ -2,6 +2,7 @@ import dataclasses
 import typing
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
 from minirl.config import compose, sort_overrides
@@ -232,42 +233,69 @@ def test_two_compositions_share_nothing():
     assert second.data.train_batch_size == 16 and compose().data.train_batch_size == 16
 
 
-def test_verls_gsm8k_launch_lines_run_unchanged():
-    grpo = """algorithm.adv_estimator=grpo data.train_files=gsm8k/train.parquet
-        data.val_files=gsm8k/test.parquet
-        data.train_batch_size=1024 data.max_prompt_length=512 data.max_response_length=1024
-        data.filter_overlong_prompts=True data.truncation='error' actor_rollout_ref.model.path=Qwen/Qwen3-8B
-        actor_rollout_ref.actor.optim.lr=1e-6 actor_rollout_ref.model.use_remove_padding=True
-        actor_rollout_ref.actor.ppo_mini_batch_size=256
-        actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32
-        actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.001
-        actor_rollout_ref.actor.kl_loss_type=low_var_kl actor_rollout_ref.actor.entropy_coeff=0
-        actor_rollout_ref.model.enable_gradient_checkpointing=True
-        actor_rollout_ref.actor.fsdp_config.param_offload=False
-        actor_rollout_ref.actor.fsdp_config.optimizer_offload=False
-        actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32
-        actor_rollout_ref.rollout.tensor_model_parallel_size=2 actor_rollout_ref.rollout.name=vllm
-        actor_rollout_ref.rollout.gpu_memory_utilization=0.6 actor_rollout_ref.rollout.n=5
-        actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=32
-        actor_rollout_ref.ref.fsdp_config.param_offload=True algorithm.use_kl_in_reward=False
-        trainer.critic_warmup=0 trainer.logger=["console","wandb"]
-        trainer.project_name='verl_grpo_example_gsm8k'
-        trainer.experiment_name='qwen3_8b_function_rm' trainer.n_gpus_per_node=8 trainer.nnodes=1
-        trainer.save_freq=20 trainer.test_freq=5 trainer.total_epochs=15""".split()
-    config = compose(grpo)
-    ignored = sort_overrides(grpo).only_in_verl
-    assert set(ignored) == {
-        "data.truncation",
-        "actor_rollout_ref.model.use_remove_padding",
-        "actor_rollout_ref.model.enable_gradient_checkpointing",
-        "actor_rollout_ref.actor.fsdp_config.param_offload",
-        "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
-        "actor_rollout_ref.ref.fsdp_config.param_offload",
-    }
-    for text in grpo:
+GSM8K_GRPO = """algorithm.adv_estimator=grpo data.train_files=gsm8k/train.parquet
+    data.val_files=gsm8k/test.parquet data.train_batch_size=1024 data.max_prompt_length=512
+    data.max_response_length=1024 data.filter_overlong_prompts=True data.truncation='error'
+    actor_rollout_ref.model.path=Qwen/Qwen3-8B actor_rollout_ref.actor.optim.lr=1e-6
+    actor_rollout_ref.model.use_remove_padding=True actor_rollout_ref.actor.ppo_mini_batch_size=256
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32 actor_rollout_ref.actor.use_kl_loss=True
+    actor_rollout_ref.actor.kl_loss_coef=0.001 actor_rollout_ref.actor.kl_loss_type=low_var_kl
+    actor_rollout_ref.actor.entropy_coeff=0 actor_rollout_ref.model.enable_gradient_checkpointing=True
+    actor_rollout_ref.actor.fsdp_config.param_offload=False
+    actor_rollout_ref.actor.fsdp_config.optimizer_offload=False
+    actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32
+    actor_rollout_ref.rollout.tensor_model_parallel_size=2 actor_rollout_ref.rollout.name=vllm
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.6 actor_rollout_ref.rollout.n=5
+    actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=32
+    actor_rollout_ref.ref.fsdp_config.param_offload=True algorithm.use_kl_in_reward=False
+    trainer.critic_warmup=0 trainer.logger=["console","wandb"] trainer.project_name='verl_grpo_example_gsm8k'
+    trainer.experiment_name='qwen3_8b_function_rm' trainer.n_gpus_per_node=8 trainer.nnodes=1
+    trainer.save_freq=20 trainer.test_freq=5 trainer.total_epochs=15"""
+GSM8K_PPO = """algorithm.adv_estimator=gae
+    data.train_files=['gsm8k/train.parquet'] data.val_files=['gsm8k/test.parquet']
+    data.train_batch_size=1024 data.max_prompt_length=1024 data.max_response_length=2048
+    data.filter_overlong_prompts=True data.truncation='error' actor_rollout_ref.model.path=Qwen/Qwen3-8B
+    actor_rollout_ref.model.use_remove_padding=True actor_rollout_ref.model.enable_gradient_checkpointing=True
+    actor_rollout_ref.actor.optim.lr=1e-6 actor_rollout_ref.actor.ppo_mini_batch_size=256
+    actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=24576
+    actor_rollout_ref.actor.use_kl_loss=False actor_rollout_ref.actor.fsdp_config.param_offload=False
+    actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.tensor_model_parallel_size=2
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.6 actor_rollout_ref.rollout.n=1
+    actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True
+    actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=24576 critic.optim.lr=1e-5
+    critic.model.path=Qwen/Qwen3-8B critic.model.use_remove_padding=True
+    critic.model.enable_gradient_checkpointing=True critic.ppo_max_token_len_per_gpu=98304
+    critic.fsdp.param_offload=False algorithm.use_kl_in_reward=False trainer.critic_warmup=0
+    trainer.logger=["console","wandb"] trainer.project_name='verl_ppo_example_gsm8k'
+    trainer.experiment_name='qwen3_8b' trainer.n_gpus_per_node=8 trainer.nnodes=1 trainer.save_freq=20
+    trainer.test_freq=5 trainer.total_epochs=15"""
+IGNORED = {
+    "data.truncation",
+    "actor_rollout_ref.model.use_remove_padding",
+    "actor_rollout_ref.model.enable_gradient_checkpointing",
+    "actor_rollout_ref.actor.fsdp_config.param_offload",
+}
+IGNORED_GRPO = {
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
+    "actor_rollout_ref.ref.fsdp_config.param_offload",
+}
+IGNORED_PPO = {
+    "critic.model.use_remove_padding",
+    "critic.model.enable_gradient_checkpointing",
+    "critic.fsdp.param_offload",
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "ignored"), [(GSM8K_GRPO, IGNORED | IGNORED_GRPO), (GSM8K_PPO, IGNORED | IGNORED_PPO)]
+)
+def test_verls_gsm8k_launch_lines_run_unchanged(line, ignored):
+    overrides = line.split()
+    config = compose(overrides)
+    assert set(sort_overrides(overrides).only_in_verl) == ignored
+    for text in overrides:
         key, _, value = text.partition("=")
-        if key not in ignored and key != "trainer.logger":
-            parsed = OmegaConf.from_dotlist([f"x={value}"]).x
-            assert OmegaConf.select(config, key) == (
-                parsed.strip("'") if isinstance(parsed, str) else parsed
-            ), key
+        if key not in ignored:
+            expected = yaml.safe_load(value)
+            expected = float(value) if key.endswith("optim.lr") else expected  # yaml takes 1e-6 for text
+            assert OmegaConf.select(config, key) == expected, key
