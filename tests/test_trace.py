@@ -19,7 +19,7 @@ class Tokenizer:
     """Token 7 decodes to markup, to see that it is escaped."""
 
     def decode(self, ids):
-        return "<script>" if ids[0] == 7 else f"t{ids[0]} "
+        return "".join("<script>" if token == 7 else f"t{token} " for token in ids)
 
 
 class ToyTrainer:
@@ -186,6 +186,35 @@ def test_the_rows_before_the_repeat_are_those_of_the_samples_prompt(traced):
     assert stations["load"].rows[0]["raw_prompt"] == "甲"
     assert stations["load"].rows[4]["raw_prompt"] == "乙"
     assert stations["load"].rows[4]["uid"] == "u1"
+
+
+def test_a_trainer_that_balances_inside_the_rollout_station_is_followed_too():
+    class Inside(ToyTrainer):
+        def step(self):
+            order, self.order = self.order, torch.arange(b * n)
+            union = DataProto.union
+
+            def union_and_balance(batch, other):
+                result = union(batch, other)
+                if "responses" in other.batch:
+                    result.reorder(order)
+                return result
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(DataProto, "union", union_and_balance)
+                return super().step()
+
+    trainer = Inside()
+    with trace(trainer, samples=(0, 4)) as t:
+        trainer.step()
+    stations = t.steps[0].stations
+    assert stations["rollout"].reordered and not stations["reward"].reordered
+    assert statuses(stations["rollout"], "uid", "raw_prompt", "data_source") == ["kept"] * 3
+    for sample, prompt in ((0, "甲"), (4, "乙")):
+        assert stations["load"].rows[sample]["raw_prompt"] == prompt
+        responses = stations["rollout"].rows[sample]["responses"]
+        assert (responses[0] - 1) // R // n == "甲乙".index(prompt)  # a response to that prompt
+        assert stations["reward"].rows[sample]["rm_scores"][-1] == responses[0]
 
 
 def test_siblings_with_equal_responses_are_told_apart_by_order():

@@ -148,9 +148,9 @@ class Trace:
         """Start of a step: no key seen, no sample identified, nothing waiting."""
         self._seen: set[str] = set()
         self._dims: dict[str, str] = {}
-        self._uids: dict[int, Any] = {}
+        self._uids: dict[int, tuple] = {}  # sample -> (uid, its place among the siblings)
         self._ids: dict[int, tuple] = {}  # sample -> (uid, response bytes, how many equal rows come before)
-        self._last_order: list | None = None
+        self._last_order: tuple | None = None
         self._waiting: tuple[StationRecord, Columns, list[str]] | None = None
 
     def _record(self, name: str, before: Columns, after, result, seconds: float) -> None:
@@ -171,8 +171,8 @@ class Trace:
         rows_before = _rows(came_in)
         where = self._locate(columns, rows, step.sizes)
         order, order_before = _order(columns), _order(came_in)
-        moved_here = rows == rows_before and None not in (order, order_before) and order != order_before
-        moved_before = None not in (order_before, self._last_order) and order_before != self._last_order
+        moved_here = rows == rows_before and _differ(order, order_before)
+        moved_before = _differ(order_before, self._last_order)
         self._last_order = order
         for key, (container, value) in columns.items():
             status = self._status(key, container, value, before, rows != rows_before, moved_here)
@@ -241,11 +241,9 @@ class Trace:
         uids = columns.get("uid", (ARRAY, None))[1]
         responses = columns.get("responses", (BATCH, None))[1]
         if responses is None or not self._ids:
-            where = {k: k for k in self.samples if k < rows}
-            if uids is not None:
-                self._uids |= {k: uids[k] for k in where if k not in self._uids}
+            where = self._first_rows(uids, rows)
             if responses is not None:
-                self._ids = {k: self._identity(uids, responses, k) for k in where}
+                self._ids = {k: self._identity(uids, responses, row) for k, row in where.items()}
             return where
         where = {}
         for sample, (uid, response, nth) in self._ids.items():
@@ -254,6 +252,15 @@ class Trace:
             if nth < len(equal):
                 where[sample] = equal[nth]
         return where
+
+    def _first_rows(self, uids, rows: int) -> dict[int, int]:
+        """Without responses yet: sample k is the i-th row of its prompt, as row k was at the repeat."""
+        if uids is None:
+            return {k: k for k in self.samples if k < rows}
+        if not self._uids:
+            self._uids = {k: (uids[k], int((uids[:k] == uids[k]).sum())) for k in self.samples if k < rows}
+        at = {k: np.flatnonzero(uids == uid) for k, (uid, _) in self._uids.items()}
+        return {k: int(at[k][nth]) for k, (_, nth) in self._uids.items() if nth < len(at[k])}
 
     def _identity(self, uids, responses, row: int) -> tuple:
         uid, response = (uids[row] if uids is not None else None), responses[row].tolist()
@@ -269,7 +276,7 @@ class Trace:
         if self._waiting is not None and self._uids:
             earlier, old, keys = self._waiting
             rows = {uid: row for row, uid in enumerate(old["uid"][1])} if "uid" in old else {}
-            at = {k: rows[uid] for k, uid in self._uids.items() if uid in rows}
+            at = {k: rows[uid] for k, (uid, _) in self._uids.items() if uid in rows}
             self._rows_of(step, earlier, old, keys, at)
             self._waiting = None
         self._rows_of(step, record, columns, fresh, where)
@@ -282,10 +289,19 @@ class Trace:
                 if container == BATCH and not value.is_nested:
                     kept[key] = value[row].detach().cpu().tolist()
                     if key in ("prompts", "responses") and self._tokenizer is not None:
-                        text = [self._tokenizer.decode([token]) for token in kept[key]]
-                        step.tokens.setdefault(sample, {})[key] = text
+                        self._keep_text(step.tokens.setdefault(sample, {}), key, kept[key], row, columns)
                 elif container == ARRAY:
                     kept[key] = _plain(value[row])
+
+    def _keep_text(self, text: dict[str, list[str]], key: str, ids: list[int], row: int, columns) -> None:
+        """Responses token by token; the prompt in one piece and without its padding."""
+        if key == "responses":
+            text[key] = [self._tokenizer.decode([token]) for token in ids]
+            return
+        if "attention_mask" in columns:
+            mask = columns["attention_mask"][1][row].tolist()
+            ids = [token for token, real in zip(ids, mask, strict=False) if real]
+        text[key] = [self._tokenizer.decode(ids)]
 
 
 class _NoVisit:
@@ -361,11 +377,19 @@ def _columns(data) -> Columns:
     return columns | {key: (META, value) for key, value in _mapping(data, META).items() if key != "metrics"}
 
 
-def _order(columns: Columns) -> list | None:
-    """What tells row orders apart: uid and the sum of response tokens; None before there are any."""
-    if "responses" not in columns or "uid" not in columns:
+def _order(columns: Columns) -> tuple[list, list] | None:
+    """What tells row orders apart: uids and the sums of response tokens; None without uids."""
+    if "uid" not in columns:
         return None
-    return [columns["uid"][1].tolist(), columns["responses"][1].sum(-1).tolist()]
+    responses = columns["responses"][1].sum(-1).tolist() if "responses" in columns else []
+    return columns["uid"][1].tolist(), responses
+
+
+def _differ(order, earlier) -> bool:
+    """Whether the same rows lie in another order; responses count where both have them."""
+    if order is None or earlier is None or len(order[0]) != len(earlier[0]):
+        return False
+    return order[0] != earlier[0] or bool(order[1] and earlier[1] and order[1] != earlier[1])
 
 
 def _rows(columns: Columns) -> int:

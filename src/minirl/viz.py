@@ -159,11 +159,10 @@ class TokenStrip:
             )
         attention = step.row(sample, "attention_mask") or [1] * (len(prompts) + len(responses))
         text = step.tokens.get(sample, {})
-        prompt_text = text.get("prompts") or [str(token) for token in prompts]
         real = [i for i in range(len(responses)) if attention[len(prompts) + i]]
         response_text = text.get("responses") or [str(token) for token in responses]
-        separator = "" if text else " "
-        self.prompt = separator.join(t for t, on in zip(prompt_text, attention, strict=False) if on)
+        ids = " ".join(str(token) for token, on in zip(prompts, attention, strict=False) if on)
+        self.prompt = text["prompts"][0] if "prompts" in text else ids
         self.tokens = [response_text[i] for i in real]
         self.rows = {}
         for key in STRIP_ROWS:
