@@ -1,7 +1,7 @@
 """Build the site into _build/html: `python book/build.py`, or with --all to start from nothing.
 
-What the execution cache cannot see is watched here: when src/, the data that notebooks load, or requirements change,
-the cached outputs are dropped and every page is built again; when an extension changes, every page is built again.
+What the execution cache cannot see is watched here: when src/, the data that notebooks load, or requirements
+change, cached outputs are dropped and every page is built again; when an extension changes, every page is.
 """
 
 import argparse

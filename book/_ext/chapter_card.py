@@ -7,33 +7,32 @@ A file that the pin does not have or a station that does not exist stops the bui
 from html import escape
 from pathlib import Path
 
+from book_directive import BookDirective
 from docutils import nodes
 from docutils.parsers.rst import directives
 from html_part import doc_link, part, raw
 from lifeline import check_stations, small_lifeline
-from sphinx.errors import ExtensionError
-from sphinx.util.docutils import SphinxDirective
 
 from minirl.pin import PIN, verl_root
 
 
-class ChapterDirective(SphinxDirective):
+class ChapterDirective(BookDirective):
     option_spec = {
         name: directives.unchanged_required
         for name in ("day", "outcome", "minutes", "stations", "reads", "notebook")
     }
 
-    def run(self) -> list[nodes.Node]:
+    def build(self) -> list[nodes.Node]:
         for name in ("outcome", "minutes", "stations"):
             if name not in self.options:
-                self._stop(f"option :{name}: is missing")
+                raise ValueError(f"option :{name}: is missing")
         lit = self.options["stations"].split()
-        check_stations(lit, self._where())
+        check_stations(lit)
         card = part("section", class_="chapter-card", aria_label="本章")
         if "day" in self.options:
             card += part("p", self.options["day"], class_="chapter-day")
         outcome = part("p", part("span", "读完能做到", class_="chapter-label"), class_="chapter-outcome")
-        outcome += part("span", *self._phrase(self.options["outcome"]))
+        outcome += part("span", *self.phrase(self.options["outcome"]))
         card += outcome
         facts = part("dl", class_="chapter-facts")
         facts += self._fact("用时", nodes.Text(f"约 {self.options['minutes']} 分钟"))
@@ -43,20 +42,12 @@ class ChapterDirective(SphinxDirective):
             facts += self._fact("笔记本", self._notebook())
         stem = Path(self.env.docname).name
         if (Path(self.env.srcdir) / "data" / "quiz" / f"{stem}.yml").is_file():
-            facts += self._fact("检查题", raw(f'<span class="chapter-progress" data-chapter="{stem}">见本章末尾</span>'))
+            facts += self._fact(
+                "检查题", raw(f'<span class="chapter-progress" data-chapter="{stem}">见本章末尾</span>')
+            )
         card += facts
         card += small_lifeline(self.env, lit)
         return [card]
-
-    def _where(self) -> str:
-        return f"{self.env.doc2path(self.env.docname, base=False)}:{self.lineno}: {{chapter}}"
-
-    def _stop(self, message: str):
-        raise ExtensionError(f"{self._where()} {message}")
-
-    def _phrase(self, text: str) -> list[nodes.Node]:
-        parsed = self.parse_text_to_nodes(text)
-        return parsed[0].children if len(parsed) == 1 else parsed
 
     def _fact(self, term: str, *value: nodes.Node) -> nodes.Node:
         return part("div", part("dt", term), part("dd", *value))
@@ -65,7 +56,7 @@ class ChapterDirective(SphinxDirective):
         links = []
         for name in self.options["reads"].replace(",", " ").split():
             if not (verl_root() / name).is_file():
-                self._stop(f":reads: {name} is not in verl {PIN}")
+                raise ValueError(f":reads: {name} is not in verl {PIN}")
             href = f"https://github.com/verl-project/verl/blob/v{PIN}/{name}"
             links.append(raw(f'<a href="{escape(href)}"><code>{escape(name)}</code></a> '))
         return links
@@ -81,5 +72,6 @@ class ChapterDirective(SphinxDirective):
 
 def setup(app):
     app.setup_extension("html_part")
+    app.setup_extension("book_directive")
     app.add_directive("chapter", ChapterDirective)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

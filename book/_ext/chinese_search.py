@@ -1,6 +1,6 @@
 """Chinese search: Sphinx's own index with runs of Chinese split into overlapping pairs.
 
-in: page text, and in the browser the query -> out: index terms. 优势函数 -> 优势 势函 函数; all must be on a page.
+in: page text, and in the browser the query -> out: index terms. 优势函数 -> 优势 势函 函数, all on one page.
 Latin words, names with underscores and their parts (old_log_probs -> old, log, probs) stay words.
 """
 

@@ -1,6 +1,6 @@
 """Mends the strings that the themes leave in English under zh_CN.
 
-in: the finished HTML of a page -> out: the same with those strings in Chinese. tests/site checks that none is left.
+in: the finished HTML of a page -> out: the same with those strings in Chinese. tests/site looks for more.
 """
 
 import re
@@ -44,19 +44,20 @@ _TEXT = re.compile(r">(\s*)([A-Z][\w /.-]{2,40}?|previous|next)(\s*)<")
 
 
 def mend(html: str) -> str:
-    def attribute(found: re.Match) -> str:
-        return f'{found[1]}="{STRINGS.get(found[2].strip(), found[2])}"'
-
-    def text(found: re.Match) -> str:
-        return f">{found[1]}{STRINGS.get(found[2], found[2])}{found[3]}<"
-
-    head, sep, article = html.partition("<article")
-    article, end, tail = article.partition("</article>")
-    return text_only(head, attribute, text) + sep + _ATTRIBUTE.sub(attribute, article) + end + text_only(tail, attribute, text)
+    """Attributes everywhere; text only outside the article, where it is the theme's."""
+    head, opened, rest = html.partition("<article")
+    article, closed, tail = rest.partition("</article>")
+    return _ATTRIBUTE.sub(
+        _attribute, _TEXT.sub(_text, head) + opened + article + closed + _TEXT.sub(_text, tail)
+    )
 
 
-def text_only(html: str, attribute, text) -> str:
-    return _TEXT.sub(text, _ATTRIBUTE.sub(attribute, html))
+def _attribute(found: re.Match) -> str:
+    return f'{found[1]}="{STRINGS.get(found[2].strip(), found[2])}"'
+
+
+def _text(found: re.Match) -> str:
+    return f">{found[1]}{STRINGS.get(found[2], found[2])}{found[3]}<"
 
 
 def finish(app, exception) -> None:

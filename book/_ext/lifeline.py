@@ -8,10 +8,9 @@ Stations, their order and the keys they write come from minirl.ledger. Links go 
 from html import escape
 
 import plain_yaml
+from book_directive import BookDirective
 from docutils import nodes
 from html_part import label_link, part, raw
-from sphinx.errors import ExtensionError
-from sphinx.util.docutils import SphinxDirective
 
 from minirl.ledger import LEDGER, STATIONS
 
@@ -19,11 +18,11 @@ MAP = "book/week1/day2_source_map"
 CONTAINERS = ("batch", "non_tensor_batch", "meta_info")
 
 
-def check_stations(ids: list[str], where: str) -> None:
+def check_stations(ids: list[str]) -> None:
     known = [station.id for station in STATIONS]
     for name in ids:
         if name not in known:
-            raise ExtensionError(f"{where}: no station {name!r}; the ten are {' '.join(known)}")
+            raise ValueError(f"no station {name!r}; the ten are {' '.join(known)}")
 
 
 def station_link(env, station, *children: nodes.Node) -> nodes.Node:
@@ -51,37 +50,32 @@ def small_lifeline(env, lit: list[str]) -> nodes.Node:
     return part("nav", listing, class_="lifeline", aria_label="一个 batch 的十站，亮的是本章讲的")
 
 
-class LifelineDirective(SphinxDirective):
+class LifelineDirective(BookDirective):
     """The body is YAML: `station: one sentence`, all ten."""
 
     has_content = True
 
-    def run(self) -> list[nodes.Node]:
-        where = f"{self.env.doc2path(self.env.docname, base=False)}:{self.lineno}: {{lifeline}}"
+    def build(self) -> list[nodes.Node]:
         words = plain_yaml.load("\n".join(self.content)) or {}
-        check_stations(list(words), where)
+        check_stations(list(words))
         missing = [station.id for station in STATIONS if station.id not in words]
         if missing:
-            raise ExtensionError(f"{where}: no sentence for {' '.join(missing)}")
+            raise ValueError(f"no sentence for {' '.join(missing)}")
         listing = part("ol")
         for number, station in enumerate(STATIONS, 1):
             title = station_link(self.env, station, nodes.Text(station.title_zh))
             entry = part("li", part("span", str(number), class_="life-no", aria_hidden="true"))
             entry += part("div", part("p", title, part("code", station.verl_call), class_="life-title"),
-                          part("p", *self._phrase(words[station.id]), class_="life-words"),
+                          part("p", *self.phrase(words[station.id]), class_="life-words"),
                           _keys(station.id), class_="life-body")  # fmt: skip
             listing += entry
         back = part("p", "↺ 新权重到了 rollout，下一个 batch 从第 1 站重新开始", class_="life-back")
         return [part("nav", listing, back, class_="lifeline-large", aria_label="fit() 里一个 batch 的十站")]
 
-    def _phrase(self, text: str) -> list[nodes.Node]:
-        parsed = self.parse_text_to_nodes(str(text))
-        return parsed[0].children if len(parsed) == 1 else parsed
-
 
 def _keys(station: str) -> nodes.Node:
     """What this station adds to the batch, by container, from the ledger."""
-    fields = [field for field in LEDGER.values() if field.station == station]
+    fields = [field for field in LEDGER.values() if field.station == station and not field.minirl_only]
     rows = []
     for container in CONTAINERS:
         names = [field.name for field in fields if field.container == container]
@@ -93,5 +87,6 @@ def _keys(station: str) -> nodes.Node:
 
 def setup(app):
     app.setup_extension("html_part")
+    app.setup_extension("book_directive")
     app.add_directive("lifeline", LifelineDirective)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,6 +1,6 @@
 """YAML whose one-line values are plain text: `note: `uid` 在 #1 里: 见下` needs no quotes.
 
-in: the body of a directive -> out: what YAML gives. A value that is quoted, `|`, `>` or goes on below is left to YAML.
+in: the body of a directive -> out: what YAML gives. A value in quotes, `|`, `>`, or going on below is YAML's.
 """
 
 import json

@@ -10,28 +10,23 @@ import posixpath
 from html import escape
 from pathlib import Path
 
+from book_directive import BookDirective
 from docutils import nodes
 from html_part import part, raw
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
-from quiz_schema import FAMILIES, Question, QuizError, load_quiz
+from quiz_schema import FAMILIES, Question, load_quiz
 from sphinx import addnodes
-from sphinx.errors import ExtensionError
-from sphinx.util.docutils import SphinxDirective
 
 
-class QuizDirective(SphinxDirective):
+class QuizDirective(BookDirective):
     required_arguments = 1
 
-    def run(self) -> list[nodes.Node]:
+    def build(self) -> list[nodes.Node]:
         stem = self.arguments[0]
         path = Path(self.env.srcdir) / "data" / "quiz" / f"{stem}.yml"
-        try:
-            quiz = load_quiz(path)
-        except QuizError as error:
-            page = self.env.doc2path(self.env.docname, base=False)
-            raise ExtensionError(f"{page}:{self.lineno}: {{quiz}} {error}") from error
+        quiz = load_quiz(path)
         self.env.note_dependency(str(path))
         block = part("div", class_="quiz", data_chapter=stem)
         block += part("p", f"共 {len(quiz.questions)} 题。", class_="quiz-progress", role="status")
@@ -57,7 +52,9 @@ class QuizDirective(SphinxDirective):
         fieldset += part(
             "legend", part("span", legend), part("span", FAMILIES[question.family], class_="quiz-family")
         )
-        fieldset += part("div", *self._markdown(question.prompt), class_="quiz-prompt", id=f"{base}-prompt")
+        fieldset += part(
+            "div", *self.parse_text_to_nodes(question.prompt), class_="quiz-prompt", id=f"{base}-prompt"
+        )
         if question.code:
             fieldset += raw(_code(question.code))
         fieldset += self._answering(base, question)
@@ -86,17 +83,20 @@ class QuizDirective(SphinxDirective):
             box = part("div", class_="quiz-options")
             for option in question.options:
                 ident = f"{base}-{option['key']}"
-                field = raw(f'<input type="{kind}" name="{base}" id="{ident}" value="{escape(option["key"])}">')
+                field = raw(
+                    f'<input type="{kind}" name="{base}" id="{ident}" value="{escape(option["key"])}">'
+                )
                 label = part("label", part("span", f"{option['key']}.", class_="quiz-key"), for_=ident)
-                label += part("span", *self._phrase(option["text"]), class_="quiz-option-text")
+                label += part("span", *self.phrase(option["text"]), class_="quiz-option-text")
                 box += part("div", field, label, class_="quiz-option")
             return box
         if question.kind == "order":
             listing = part("ol", class_="quiz-order", aria_label="用上移、下移按钮排好顺序")
             for item in _shuffled(question):
-                text = part("span", *self._phrase(item["text"]), class_="quiz-item-text")
+                text = part("span", *self.phrase(item["text"]), class_="quiz-item-text")
                 buttons = raw(
-                    '<span class="quiz-moves"><button type="button" class="quiz-up" aria-label="上移">↑</button>'
+                    '<span class="quiz-moves">'
+                    '<button type="button" class="quiz-up" aria-label="上移">↑</button>'
                     '<button type="button" class="quiz-down" aria-label="下移">↓</button></span>'
                 )
                 listing += part("li", text, buttons, data_key=item["key"])
@@ -115,31 +115,35 @@ class QuizDirective(SphinxDirective):
             listing = part("ul", class_="quiz-reasons")
             for option in question.options:
                 mark = "对" if option["correct"] else "不对"
-                entry = part("li", data_key=option["key"], class_="is-right" if option["correct"] else "is-wrong")
+                entry = part(
+                    "li", data_key=option["key"], class_="is-right" if option["correct"] else "is-wrong"
+                )
                 entry += part("b", f"{option['key']} {mark}：")
-                entry += part("span", *self._phrase(option["reason"]), class_="quiz-reason")
+                entry += part("span", *self.phrase(option["reason"]), class_="quiz-reason")
                 listing += entry
             solution += listing
         elif question.kind == "order":
             listing = part("ol", class_="quiz-reasons")
             for item in question.items:
-                listing += part("li", *self._phrase(item["text"]))
+                listing += part("li", *self.phrase(item["text"]))
             solution += listing
         else:
             solution += part("p", "答案：", part("code", str(question.answer)), class_="quiz-right")
             if question.wrong:
                 listing = part("ul", class_="quiz-reasons")
                 for i, slip in enumerate(question.wrong):
-                    entry = part("li", part("b", f"若答 {slip['value']}："), data_key=str(i), class_="is-wrong")
-                    entry += part("span", *self._phrase(str(slip["reason"])), class_="quiz-reason")
+                    entry = part(
+                        "li", part("b", f"若答 {slip['value']}："), data_key=str(i), class_="is-wrong"
+                    )
+                    entry += part("span", *self.phrase(str(slip["reason"])), class_="quiz-reason")
                     listing += entry
                 solution += listing
-        solution += part("div", *self._markdown(question.explain), class_="quiz-explain")
+        solution += part("div", *self.parse_text_to_nodes(question.explain), class_="quiz-explain")
         solution += part("p", "回看：", self._review(question.review), class_="quiz-review")
         return solution
 
     def _review(self, review: str) -> nodes.Node:
-        """`day3_ppo.md` stands beside this page unless it has a folder; `#x` is a label or a heading's anchor."""
+        """`day3_ppo.md` is relative to this page; `#x` is a label or a heading's anchor."""
         page, _, anchor = review.partition("#")
         here = posixpath.dirname(self.env.docname)
         docname = posixpath.normpath(posixpath.join(here, page.rsplit(".", 1)[0]))
@@ -152,16 +156,6 @@ class QuizDirective(SphinxDirective):
         if docname not in self.env.found_docs:
             return part("span", f"{page}（编写中）", title=target)
         return link
-
-    def _markdown(self, text: str) -> list[nodes.Node]:
-        return self.parse_text_to_nodes(text)
-
-    def _phrase(self, text: str) -> list[nodes.Node]:
-        """Markdown of one paragraph, without the paragraph: it goes into a label or a list entry."""
-        parsed = self.parse_text_to_nodes(text)
-        if len(parsed) == 1 and isinstance(parsed[0], nodes.paragraph):
-            return parsed[0].children
-        return parsed
 
 
 def _shuffled(question: Question) -> list[dict]:
@@ -177,5 +171,6 @@ def _code(code: str) -> str:
 
 def setup(app):
     app.setup_extension("html_part")
+    app.setup_extension("book_directive")
     app.add_directive("quiz", QuizDirective)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

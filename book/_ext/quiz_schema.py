@@ -56,7 +56,7 @@ class Question:
 
     @property
     def digest(self) -> str:
-        """Changes when what is asked or what is right changes: an answer stored in a browser is then dropped."""
+        """Changes when what is asked or what is right changes: a stored answer is then dropped."""
         asked = [self.kind, self.prompt, self.code, self.answer, self.tolerance, list(self.accept)]
         asked += [[o["key"], o["text"], o.get("correct")] for o in self.options]
         asked += [[i["key"], i["text"]] for i in self.items]
@@ -96,7 +96,7 @@ def load_quiz(path: Path) -> Quiz:
     if not isinstance(data, dict) or set(data) != {"chapter", "questions"}:
         raise QuizError(f"{path.name}: needs exactly the fields 'chapter' and 'questions'")
     if data["chapter"] != path.stem:
-        raise QuizError(f"{path.name}: field 'chapter' is {data['chapter']!r}, the file's name says {path.stem!r}")
+        raise QuizError(f"{path.name}: field 'chapter' is {data['chapter']!r}, not the file's {path.stem!r}")
     if not isinstance(data["questions"], list) or not data["questions"]:
         raise QuizError(f"{path.name}: field 'questions' must be a list with at least one question")
     questions, seen = [], set()
@@ -142,7 +142,7 @@ def _question(entry: dict, wrong) -> Question:
         _keyed(entry["items"], "items", {"key", "text"}, wrong)
         if len(entry["items"]) < 3:
             wrong("items", "an order needs at least three items")
-    if kind == "number" and (isinstance(entry["answer"], bool) or not isinstance(entry["answer"], int | float)):
+    if kind == "number" and type(entry["answer"]) not in (int, float):
         wrong("answer", f"{entry['answer']!r} is not a number")
     if kind == "text" and not (isinstance(entry["answer"], str) and normalise(entry["answer"])):
         wrong("answer", f"{entry['answer']!r} is not a text (quote it)")

@@ -1,6 +1,6 @@
 """The directives `{routes}` and `{progress}`: the two routes as rows, and the reader's own progress.
 
-in: data/routes.yml and the files that exist -> out: one card a row, with what quiz.js needs to count progress.
+in: data/routes.yml and the files that exist -> out: one card a row, with what quiz.js needs to count.
 A row whose page is not in the book yet has no link and says 编写中.
 """
 
@@ -8,20 +8,20 @@ import json
 from html import escape
 from pathlib import Path
 
+from book_directive import BookDirective
 from course import Chapter, load_course
 from docutils import nodes
 from html_part import doc_link, part, raw
-from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 
 
-class RoutesDirective(SphinxDirective):
+class RoutesDirective(BookDirective):
     required_arguments = 1  # week1 | week2
 
-    def run(self) -> list[nodes.Node]:
+    def build(self) -> list[nodes.Node]:
         env = self.env
         if self.arguments[0] not in ("week1", "week2"):
-            raise ExtensionError(f"{env.docname}:{self.lineno}: {{routes}} wants week1 or week2")
+            raise ValueError(f"wants week1 or week2, got {self.arguments[0]}")
         week = int(self.arguments[0][-1])
         root = Path(env.srcdir)
         env.note_dependency(str(root / "data" / "routes.yml"))
@@ -56,8 +56,8 @@ class RoutesDirective(SphinxDirective):
             env.note_dependency(str(chapter.quiz.path))
             hashes = json.dumps({q.id: q.digest for q in chapter.quiz.questions})
             foot += raw(
-                f'<span class="route-progress" data-chapter="{chapter.stem}" data-questions="{escape(hashes)}">'
-                f"检查题 {len(chapter.quiz.questions)} 道</span>"
+                f'<span class="route-progress" data-chapter="{chapter.stem}" '
+                f'data-questions="{escape(hashes)}">检查题 {len(chapter.quiz.questions)} 道</span>'
             )
         row += foot
         return row
@@ -73,7 +73,8 @@ class ProgressDirective(SphinxDirective):
                 '<p class="progress-note">答题记录只存在这个浏览器里。换机器之前先导出。</p>'
                 "<noscript><p>浏览器没有开脚本：检查题仍可读，答案在每题下面的折叠块里，只是不记进度。</p></noscript>"
                 '<p class="progress-buttons"><button type="button" class="progress-export">导出进度</button>'
-                '<label class="progress-import">导入进度<input type="file" accept="application/json,.json"></label>'
+                '<label class="progress-import">导入进度'
+                '<input type="file" accept="application/json,.json"></label>'
                 '<button type="button" class="progress-reset">清空进度</button></p>'
                 '<p class="progress-status" role="status"></p></section>'
             )
@@ -87,6 +88,7 @@ def _routes_are_stale(app, env, added, changed, removed) -> list[str]:
 
 def setup(app):
     app.setup_extension("html_part")
+    app.setup_extension("book_directive")
     app.add_directive("routes", RoutesDirective)
     app.add_directive("progress", ProgressDirective)
     app.connect("env-get-outdated", _routes_are_stale)
