@@ -57,7 +57,7 @@ if __name__ == "__main__":
     steps = int(sys.argv[2]) if len(sys.argv) > 2 else 10
     tracer, total = measure(adv_estimator, steps)
     print(
-        f"{adv_estimator}, {steps} steps: tracer {tracer / steps * 1e3:.2f} ms of {total / steps * 1e3:.1f} ms a step"
+        f"{adv_estimator}, {steps} steps: {1e3 * tracer / steps:.2f} ms of {1e3 * total / steps:.1f} ms each"
     )
     print(f"share {tracer / total:.2%}, budget {BUDGET:.0%}")
     sys.exit(tracer / total > BUDGET)

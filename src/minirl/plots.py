@@ -22,7 +22,7 @@ CJK_FONTS = (
 
 
 def use_chinese() -> str | None:
-    """Set matplotlib up for Chinese labels in SVG. Returns the installed CJK font it measures with, or None."""
+    """Set matplotlib up for Chinese labels in SVG. Returns the CJK font it measures with, or None."""
     import matplotlib
     from matplotlib import font_manager
 
