@@ -397,9 +397,8 @@ def _rejection(option: str, spec: str) -> Rejection:
     lower = 1.0 / upper if lower is None else lower
     if lower > upper:
         raise ValueError(f"rollout_rs_threshold for {option}: lower must not exceed upper, got '{spec}'")
-    return Rejection(
-        option, -math.log(upper), -math.log(lower)
-    )  # lo ≤ r ≤ hi  <=>  -log hi ≤ -log r ≤ -log lo
+    # lo ≤ r ≤ hi  <=>  -log hi ≤ -log r ≤ -log lo
+    return Rejection(option, -math.log(upper), -math.log(lower))
 
 
 def _rs_metrics(

@@ -1,0 +1,147 @@
+"""RLOO, OPO, GPG, pass@k, GDPO, ReMax, REINFORCE++ on one small batch, worked out by hand."""
+
+import numpy as np
+import pytest
+import torch
+from batches import batches
+from hypothesis import given, settings
+
+import minirl.core_algos.advantage as adv
+
+# scores 1, 0, 2 in group a; 3 alone in group b; lengths 3, 1, 2, 2
+SCORES = torch.tensor([1.0, 0.0, 2.0, 3.0])
+INDEX = np.array(["a", "a", "a", "b"], dtype=object)
+MASK = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 0]])
+REWARDS = torch.zeros(4, 3)
+REWARDS[torch.arange(4), MASK.sum(-1) - 1] = SCORES
+
+
+def rows_of(result):
+    """One number per row, after checking that all generated tokens share it and the others are 0."""
+    advantages, _ = result
+    rows = advantages[:, 0]
+    torch.testing.assert_close(advantages, rows[:, None] * MASK)
+    return rows.tolist()
+
+
+def test_rloo_compares_with_the_mean_of_the_others():
+    expected = [1 - (0 + 2) / 2, 0 - (1 + 2) / 2, 2 - (1 + 0) / 2]
+    assert rows_of(adv.compute_rloo_outcome_advantage(REWARDS, MASK, INDEX)) == pytest.approx(
+        [*expected, 3.0]
+    )
+    vectorized = adv.compute_rloo_vectorized_outcome_advantage(REWARDS, MASK, INDEX)
+    assert rows_of(vectorized) == pytest.approx([*expected, 0.0])  # a row alone: 0 instead of its score
+
+
+def test_opo_weighs_the_baseline_by_length():
+    baseline = (3 * 1 + 1 * 0 + 2 * 2) / (3 + 1 + 2)
+    expected = [1 - baseline, 0 - baseline, 2 - baseline, 3.0]
+    assert rows_of(adv.compute_opo_outcome_advantage(REWARDS, MASK, INDEX)) == pytest.approx(expected)
+
+
+def test_opo_of_a_group_of_empty_responses_is_zero():
+    advantages, _ = adv.compute_opo_outcome_advantage(REWARDS, torch.zeros_like(MASK), INDEX)
+    assert (advantages == 0).all()
+
+
+def test_gpg_rescales_by_the_share_of_rows_that_scored():
+    alpha = 4 / 3  # one row of four scored 0
+    expected = [alpha * 0.0, alpha * -1.0, alpha * 1.0, alpha * 3.0]
+    assert rows_of(adv.compute_gpg_outcome_advantage(REWARDS, MASK, INDEX)) == pytest.approx(expected)
+    halved = adv.compute_gpg_outcome_advantage(REWARDS, MASK, INDEX, f_norm=2.0)
+    assert rows_of(halved) == pytest.approx([x / 2 for x in expected])
+    nothing, _ = adv.compute_gpg_outcome_advantage(torch.zeros(4, 3), MASK, INDEX)
+    assert (nothing == 0).all()
+
+
+def test_passk_rewards_only_the_best_row_by_its_lead():
+    mates = ["a", "a", "a", "b"], ["a", "a", "a", "a"]
+    with pytest.raises(ValueError, match="prompt b.*rollout.n"):
+        adv.compute_grpo_passk_outcome_advantage(REWARDS, MASK, mates[0])
+    plain = adv.compute_grpo_passk_outcome_advantage(REWARDS, MASK, mates[1], norm_adv_by_std_in_grpo=False)
+    assert rows_of(plain) == [0.0, 0.0, 0.0, 1.0]  # 3 against 2
+    normed = adv.compute_grpo_passk_outcome_advantage(REWARDS, MASK, mates[1])
+    assert rows_of(normed) == pytest.approx([0.0, 0.0, 0.0, 1 / SCORES.std().item()], rel=1e-5)
+
+
+def test_passk_gives_nothing_when_the_best_score_is_shared():
+    rewards = torch.ones(2, 3)
+    advantages, _ = adv.compute_grpo_passk_outcome_advantage(rewards, MASK[:2], ["a", "a"])
+    assert (advantages == 0).all()
+
+
+def whitened(rows, lengths):
+    tokens = np.repeat(rows, lengths)
+    return ((np.array(rows) - tokens.mean()) / tokens.std(ddof=1)).tolist()
+
+
+def test_reinforce_plus_plus_baseline_divides_by_one_spread_for_the_whole_batch():
+    expected = whitened([0.0, -1.0, 1.0, 3.0], [3, 1, 2, 2])
+    result = adv.compute_reinforce_plus_plus_baseline_outcome_advantage(REWARDS, MASK, INDEX)
+    assert rows_of(result) == pytest.approx(expected, rel=1e-4)
+
+
+def test_gdpo_normalises_each_reward_in_the_group_before_adding():
+    large_and_small = torch.stack([100 * SCORES, torch.tensor([0.0, 1.0, 0.0, 0.0])])
+    index = ["a", "a", "b", "b"]
+    half = 0.5**0.5
+    # large: 100, 0 | 200, 300; small: 0, 1 | 0, 0 -> every spread becomes 1, but for the group without one
+    total = [half - half, -half + half, -half + 0, half + 0]
+    result = adv.compute_gdpo_outcome_advantage(large_and_small, MASK, index)
+    assert rows_of(result) == pytest.approx(whitened(total, [3, 1, 2, 2]), abs=1e-4)
+    weighted = adv.compute_gdpo_outcome_advantage(
+        large_and_small, MASK, index, gdpo_reward_weights=[1.0, 3.0]
+    )
+    total = [half - 3 * half, -half + 3 * half, -half, half]
+    assert rows_of(weighted) == pytest.approx(whitened(total, [3, 1, 2, 2]), abs=1e-4)
+
+
+def test_gdpo_takes_its_columns_by_name_and_says_what_is_missing():
+    columns = {"correct": np.array([1, 0], dtype=object), "format": np.array([0.5, 1.0])}
+    scores = adv.gdpo_component_scores(columns, ["format", "correct"])
+    assert scores.tolist() == [[0.5, 1.0], [1.0, 0.0]] and scores.dtype == torch.float32
+    with pytest.raises(ValueError, match="names 'style'.*correct, format"):
+        adv.gdpo_component_scores(columns, ["style"])
+    with pytest.raises(ValueError, match="gdpo_reward_keys is empty"):
+        adv.gdpo_component_scores(columns, [])
+    with pytest.raises(ValueError, match="gdpo_reward_weights has 1 entries for 2 keys"):
+        adv.compute_gdpo_outcome_advantage(scores, MASK[:2], ["a", "a"], gdpo_reward_weights=[1.0])
+
+
+def test_remax_subtracts_the_greedy_score_from_the_reward_to_go():
+    rewards = torch.tensor([[1.0, 0.0, 2.0, 9.0]])
+    mask = torch.tensor([[1, 1, 1, 0]])
+    advantages, returns = adv.compute_remax_outcome_advantage(rewards, torch.tensor([0.5]), mask)
+    assert returns.tolist() == [[3.0, 2.0, 2.0, 0.0]]
+    assert advantages.tolist() == [[2.5, 1.5, 1.5, 0.0]]
+
+
+def test_reinforce_plus_plus_discounts_over_generated_tokens_only():
+    rewards = torch.tensor([[0.0, 5.0, 0.0, 1.0, 3.0]])
+    mask = torch.tensor([[1, 0, 1, 1, 0]])
+    advantages, returns = adv.compute_reinforce_plus_plus_outcome_advantage(rewards, mask, gamma=0.5)
+    # the masked rewards 5 and 3 are lost, and the gap costs no discount
+    assert returns.tolist() == [[0.25, 0.0, 0.5, 1.0, 0.0]]
+    kept = np.array([0.25, 0.5, 1.0])
+    expected = (kept - kept.mean()) / kept.std(ddof=1)
+    assert advantages[0, [0, 2, 3]].tolist() == pytest.approx(expected.tolist(), rel=1e-4)
+    assert advantages[0, [1, 4]].tolist() == [0.0, 0.0]
+
+
+OUTCOME = ["grpo", "rloo", "rloo_vectorized", "opo", "gpg", "reinforce_plus_plus_baseline"]
+
+
+@pytest.mark.parametrize("name", OUTCOME)
+def test_tokens_outside_the_mask_get_no_advantage_and_generated_ones_share_the_rows(name):
+    @settings(max_examples=10, deadline=None, derandomize=True)
+    @given(batches())
+    def check(b):
+        advantages, returns = adv.ADV_ESTIMATOR_REGISTRY[name](
+            b.token_level_rewards, b.response_mask, b.index
+        )
+        assert returns is advantages
+        assert (advantages[b.response_mask == 0] == 0).all()
+        rows = advantages.sum(-1) / b.response_mask.sum(-1).clamp(min=1)
+        torch.testing.assert_close(advantages, rows[:, None] * b.response_mask)
+
+    check()
