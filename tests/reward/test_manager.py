@@ -72,7 +72,7 @@ def test_position_comes_from_attention_mask_so_tool_tokens_count():
 def test_scalar_score_is_recorded_as_acc_and_dict_items_under_their_names():
     data = make_batch(["a", "bb"])
     tensor, extra = extract_reward(manager(lambda **kw: len(kw["solution_str"]))(data))
-    assert list(extra) == ["acc"] and extra["acc"].tolist() == [1, 2]
+    assert list(extra) == ["acc"] and extra["acc"].tolist() == [1, 2] and extra["acc"].dtype == int
     result = manager(lambda **kw: {"score": 0.5, "acc": True, "kind": kw["solution_str"]})(data)
     tensor, extra = extract_reward(result)
     assert list(extra) == ["score", "acc", "kind"] and result.meta_info["reward_extra_keys"] == list(extra)
