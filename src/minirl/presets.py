@@ -5,7 +5,6 @@ MINIRL_MODEL (or `source=`) is the one setting for the latter: hub | modelscope 
 verl: none; the values follow verl's GSM8K examples
 """
 
-import importlib.util
 import os
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass, field
@@ -79,7 +78,6 @@ def _gpu(source: str) -> Preset:
     from minirl.data import gsm8k
 
     model = fetch_model(source)
-    rollout = "vllm" if importlib.util.find_spec("vllm") else "builtin"
     train, test = gsm8k.prepare(source)
     values = {
         "trainer.device": "cuda",
@@ -91,21 +89,17 @@ def _gpu(source: str) -> Preset:
         "data.max_response_length": 512,
         "data.filter_overlong_prompts": True,
         "data.train_batch_size": 64,
-        "actor_rollout_ref.rollout.name": rollout,
         "actor_rollout_ref.actor.ppo_mini_batch_size": 16,
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 16,
         "actor_rollout_ref.actor.optim.lr": 1e-6,
-        "actor_rollout_ref.actor.fsdp_config.dtype": "bfloat16",
-        "actor_rollout_ref.ref.fsdp_config.dtype": "bfloat16",
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 32,
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 32,
         "critic.ppo_micro_batch_size_per_gpu": 16,
         "critic.optim.lr": 1e-5,
-        "critic.fsdp.dtype": "bfloat16",
         "trainer.experiment_name": "gsm8k",
     }
     gpu = torch.cuda.get_device_name()
-    reason = f"{gpu}: {MODEL} from {source} in bfloat16, GSM8K, rollout {rollout}"
+    reason = f"{gpu}: {MODEL} from {source}, GSM8K"
     return Preset("gpu", reason, [f"{key}={value}" for key, value in values.items()])
 
 

@@ -66,8 +66,7 @@ class Optim:
 
 @dataclass
 class Engine:
-    model_dtype: str = MISSING  # of the master weights
-    dtype: str = MISSING  # of the forward and backward pass
+    model_dtype: str = MISSING
 
 
 @dataclass

@@ -24,6 +24,12 @@ _CHOICES = {
     "trainer.resume_mode": ("auto", "disable", "resume_path"),
     "minirl.placement": ("local", "ray"),
 }
+# keys whose other values nothing in minirl acts on so far
+_NOT_YET = {
+    "algorithm.filter_groups.enable": False,
+    "distillation.enabled": False,
+    "minirl.placement": "local",
+}
 _POSITIVE = (
     "data.train_batch_size",
     "data.max_prompt_length",
@@ -92,6 +98,9 @@ def validate(config: DictConfig) -> None:
     _check_algorithm(config)
     if config.trainer.resume_mode == "resume_path" and not config.trainer.resume_from_path:
         raise ValueError("trainer.resume_mode=resume_path needs trainer.resume_from_path=<checkpoint folder>")
+    for key, only in _NOT_YET.items():
+        if _select(config, key) != only:
+            raise ValueError(f"{key}={_select(config, key)}: minirl's trainer only does {only} so far")
 
 
 def _select(config: DictConfig, key: str):
