@@ -61,15 +61,8 @@ def measure(model, tokenizer, rows: int, response_length: int) -> dict:
             padding=True,
         )
         width = inputs["input_ids"].shape[1]
-        out = model.generate(
-            **inputs,
-            do_sample=do_sample,
-            top_k=0,
-            top_p=1.0,
-            max_new_tokens=response_length,
-            eos_token_id=-1,  # never drawn: every row runs to the end
-            pad_token_id=tokenizer.pad_token_id,
-        )
+        plain = dict(top_k=0, top_p=1.0) if do_sample else {}
+        out = model.generate(**inputs, do_sample=do_sample, max_new_tokens=response_length, **plain)
         return out[:, width:]
 
     greedy = generate(do_sample=False)
@@ -93,6 +86,7 @@ def measure(model, tokenizer, rows: int, response_length: int) -> dict:
 def main() -> None:
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(SHIPPED / "tiny_lm").eval()
+    model.generation_config.eos_token_id = None  # every row runs to the end
     tokenizer = AutoTokenizer.from_pretrained(SHIPPED / "tiny_lm")
     report("sampler", [measure(model, tokenizer, rows, length) for rows, length in SIZES])
 
