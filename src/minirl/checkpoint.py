@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -74,11 +75,14 @@ def find_latest(root: Path) -> Path | None:
     return folder
 
 
-def load(folder: Path, workers: dict[str, TrainingWorker]) -> dict:
+def load(folder: Path, workers: dict[str, TrainingWorker], config: dict) -> dict:
     """Restore weights, optimizers and schedules; returns the trainer's state.
 
+    Args:
+        config: the configuration of the run that wants to go on, resolved.
+
     Raises:
-        ValueError: the folder is not a checkpoint, is torn, or belongs to another set of models.
+        ValueError: the folder is not a checkpoint, is torn, or comes from another configuration.
     """
     manifest = folder / "trainer.json"
     if not manifest.is_file():
@@ -92,13 +96,35 @@ def load(folder: Path, workers: dict[str, TrainingWorker]) -> dict:
     for name, digest in state["files"].items():
         if not (folder / name).is_file() or _sha256(folder / name) != digest:
             raise ValueError(f"checkpoint {folder} is torn: {name} is missing or changed; use an earlier one")
+    _check_config(folder, saved=state["config"], wanted=config)
     for name, worker in workers.items():
-        if not (folder / name).is_dir():
-            raise ValueError(
-                f"checkpoint {folder} has no {name}: it comes from a run with another adv_estimator"
-            )
         _load_worker(folder / name, worker)
     return state
+
+
+# what may differ between a run and its continuation: where and how often it reports, and when it ends
+_FREE = ("trainer.", "reward.", "data.val", "actor_rollout_ref.rollout.val_kwargs")
+_BINDING = ("trainer.nnodes", "trainer.n_gpus_per_node", "trainer.critic_warmup", "trainer.balance_batch")
+
+
+def _check_config(folder: Path, *, saved: dict, wanted: dict) -> None:
+    """A run that goes on under another configuration would be neither the old run nor a new one."""
+    old, new = dict(_leaves(saved)), dict(_leaves(wanted))
+    for key in sorted(old.keys() | new.keys()):
+        free = key.startswith(_FREE) and key not in _BINDING or key.endswith("optim.total_training_steps")
+        if not free and old.get(key) != new.get(key):
+            raise ValueError(
+                f"checkpoint {folder} was written with {key}={old.get(key)}, this run has {new.get(key)}: "
+                "set it back, or start anew with trainer.resume_mode=disable"
+            )
+
+
+def _leaves(node: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 def _save_worker(folder: Path, worker: TrainingWorker) -> None:

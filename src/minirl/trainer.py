@@ -171,14 +171,16 @@ class PPOTrainer:
                 if self.use_critic:
                     with marked_timer("update_critic", timing_raw):
                         metrics.update(reduce_metrics(self._update_critic(batch).meta_info["metrics"]))
-                if self.config.trainer.critic_warmup <= self.global_steps:
+                if self.config.trainer.critic_warmup > self.global_steps:
+                    self._update_weights(batch)  # nothing new to hand over, but the rollout must wake up
+                else:
                     with marked_timer("update_actor", timing_raw):
                         metrics.update(reduce_metrics(self._update_actor(batch).meta_info["metrics"]))
-                if self._is_due(self.config.trainer.save_freq, is_last_step):
-                    with marked_timer("save_checkpoint", timing_raw):
-                        self._save_checkpoint()
-                with marked_timer("update_weights", timing_raw):
-                    self._update_weights(batch)
+                    if self._is_due(self.config.trainer.save_freq, is_last_step):
+                        with marked_timer("save_checkpoint", timing_raw):
+                            self._save_checkpoint()
+                    with marked_timer("update_weights", timing_raw):
+                        self._update_weights(batch)
 
             if self._is_due(self.config.trainer.test_freq, is_last_step):
                 with marked_timer("testing", timing_raw):
@@ -467,7 +469,9 @@ class PPOTrainer:
             folder = checkpoint.find_latest(Path(trainer.default_local_dir))
         if folder is None:
             return
-        state = checkpoint.load(folder, self._trained_workers(), self.config)
+        state = checkpoint.load(
+            folder, self._trained_workers(), OmegaConf.to_container(self.config, resolve=True)
+        )
         self.global_steps = state["global_steps"]
         self.kl_ctrl_in_reward.value = state["kl_coef"]
 

@@ -86,10 +86,18 @@ class TrainingWorker:
         """
         meta = data.meta_info
         size = meta["mini_batch_size"] // self.group.size
+        if len(data) % size:
+            raise ValueError(
+                f"{self.name}: {len(data)} trajectories per rank do not divide into mini-batches of {size}; "
+                "data.train_batch_size must be a multiple of *.ppo_mini_batch_size"
+            )
         metrics: dict = {}
         mini_batches = list(
-            make_iterator(
-                data, size, meta["epochs"], seed=meta["seed"] + self.group.rank, shuffle=meta["shuffle"]
+            data.make_iterator(
+                size,
+                meta["epochs"],
+                seed=meta["seed"] + self.group.rank,
+                dataloader_kwargs={"shuffle": meta["shuffle"]},
             )
         )
         for i, mini_batch in enumerate(mini_batches):
@@ -171,28 +179,6 @@ class TrainingWorker:
         step = data.meta_info.get("global_steps")
         what = f"{self.name}: loss or gradient is {loss.item()} at step {step}"
         return f"{what}; the weights have not been changed; {where}"
-
-
-def make_iterator(
-    data: DataProto, size: int, epochs: int, *, seed: int, shuffle: bool
-) -> Iterator[DataProto]:
-    """Mini-batches of `size` rows, `epochs` times. verl: verl.utils.tensordict_utils:make_iterator
-
-    Raises:
-        ValueError: the rows do not divide into mini-batches.
-    """
-    if len(data) % size:
-        raise ValueError(
-            f"{len(data)} trajectories per rank do not divide into mini-batches of {size}; "
-            "data.train_batch_size must be a multiple of actor.ppo_mini_batch_size"
-        )
-    generator = torch.Generator().manual_seed(seed)
-    sampler = torch.utils.data.RandomSampler if shuffle else torch.utils.data.SequentialSampler
-    order = sampler(range(len(data)), **({"generator": generator} if shuffle else {}))
-    for _ in range(epochs):
-        rows = list(order)
-        for start in range(0, len(data), size):
-            yield data.select_idxs(rows[start : start + size])
 
 
 def build_lr_scheduler(optimizer: torch.optim.Optimizer, optim: DictConfig):
