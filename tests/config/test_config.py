@@ -1,10 +1,12 @@
 import dataclasses
 import typing
+from pathlib import Path
 
 import pytest
 import yaml
 from omegaconf import OmegaConf
 
+import minirl.config
 from minirl.config import compose, sort_overrides
 from minirl.config.compose import defaults
 from minirl.config.overrides import consumer, key_paths, minirl_keys, verl_keys
@@ -130,10 +132,6 @@ def test_schema_and_yaml_have_the_same_keys():
 
 
 def verl_key_file():
-    from pathlib import Path
-
-    import minirl.config
-
     return Path(minirl.config.__file__).with_name("verl_keys.txt")
 
 
@@ -223,6 +221,15 @@ def test_composed_configuration_refuses_a_new_attribute():
     with pytest.raises(Exception, match="foo"):
         config.data.foo = 1
     assert "minirl.seed" in minirl_keys()
+
+
+def test_shipped_files_are_found_from_any_folder_and_named_relative_inside_the_project(tmp_path, monkeypatch):
+    project = Path(__file__).parents[2]
+    monkeypatch.chdir(project / "tests")
+    assert compose().data.train_files == "../data/gsm8k_mini/train.parquet"
+    monkeypatch.chdir(tmp_path)
+    for path in (compose().data.train_files, compose().actor_rollout_ref.model.path):
+        assert Path(path).is_absolute() and Path(path).exists()
 
 
 def test_two_compositions_share_nothing():
