@@ -69,7 +69,7 @@ def test_five_token_loss_table_is_what_verl_computes():
     )
     loss.backward()
 
-    table = "这个 token 的 loss"
+    table = "| loss | 梯度 |"
     assert _column(table, 2) == pytest.approx(OLD[0].tolist())
     assert _column(table, 3) == pytest.approx(NEW[0].tolist())
     ratio = (NEW - OLD).exp()
