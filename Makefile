@@ -1,13 +1,14 @@
 # One entry per thing a reader or a contributor does; `make help` lists them.
 PYTHON ?= python3
-VERL ?= 0.8.0
-VERL_LATER := 0.9.1
+PIN := 0.8.0
+LATER := 0.9.1
+VERL ?= $(LATER)
 TORCH := torch==2.13.0
 
 BIN := .venv/bin
 RUN := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python
 STAMP := .venv/.installed
-PINS := .verl/$(VERL)/.installed .verl/$(VERL_LATER)/.installed
+PINS := .verl/$(PIN)/.installed .verl/$(LATER)/.installed
 AXE := .cache/node/node_modules/axe-core/axe.min.js
 ARGS ?=
 
