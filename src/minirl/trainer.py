@@ -77,7 +77,7 @@ def _station(name: str) -> Callable:
 
 @contextmanager
 def marked_timer(name: str, timing_raw: dict[str, float]) -> Iterator[None]:
-    """Add the seconds of a block to `timing_raw[name]`. verl: verl.utils.debug:marked_timer"""
+    """Add the seconds of a block to `timing_raw[name]`. verl: verl.utils.profiler.performance:marked_timer"""
     start = time.perf_counter()
     yield
     timing_raw[name] = timing_raw.get(name, 0.0) + time.perf_counter() - start

@@ -4,7 +4,7 @@ With one rank a call is a plain call. With k > 1 every rank has its own worker (
 model) and
 runs in a thread; the ranks meet in `ThreadGroup.all_reduce`, which adds in rank order, so a run is
 reproducible.
-verl has no such placement: it always starts Ray actors (verl.single_controller.ray:RayWorkerGroup).
+verl has no such placement: it always starts Ray actors (verl.single_controller.ray.base:RayWorkerGroup).
 """
 
 from __future__ import annotations
