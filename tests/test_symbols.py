@@ -12,7 +12,7 @@ EXAMPLES = {"verl.module:Qual.name", "verl.x.y:Qual.name"}  # in pin.py, to show
 
 NAMED = sorted(
     {
-        (spec, LATER if f"({LATER}" in line else PIN)
+        (spec, LATER if LATER in line else PIN)
         for path in SRC.rglob("*.py")
         for line in path.read_text(encoding="utf-8").splitlines()
         for spec in SPEC.findall(line)
