@@ -85,7 +85,7 @@ def test_a_heavy_sequence_is_counted_before_truncation():
 
 
 KEPT = {
-    # bounds on r = π_train / π_rollout for k1, on the divergence for k2, k3; ratios of the row: 0.2, 0.6, 1, 3
+    # bounds on r = π_train / π_rollout for k1, on the divergence for k2, k3; ratios: 0.2, 0.6, 1, 3
     ("token_k1", "0.5_2.0"): [0, 1, 1, 0],
     ("token_k1", "0.5_4.0"): [0, 1, 1, 1],
     ("token_k1", "2.0"): [0, 1, 1, 0],

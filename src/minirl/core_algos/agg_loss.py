@@ -9,7 +9,7 @@ from typing import TypedDict
 
 from torch import Tensor
 
-from minirl.core_algos.masked import masked_sum
+from minirl.core_algos.masked import count, masked_sum
 from minirl.core_algos.registry import unknown_name
 
 LOSS_AGG_MODES = (
@@ -61,10 +61,10 @@ def agg_loss(
     if loss_agg_mode == "token-mean":
         if batch_num_tokens is None:
             _needs_one_rank(dp_size, "batch_num_tokens")
-            batch_num_tokens = loss_mask.sum().clamp(min=1)
+            batch_num_tokens = count(loss_mask).clamp(min=1)
         return masked_sum(loss_mat, loss_mask) / batch_num_tokens * dp_size
 
-    lengths = loss_mask.sum(dim=-1)
+    lengths = count(loss_mask, axis=-1)
     row_losses = masked_sum(loss_mat, loss_mask, axis=-1)
     if loss_agg_mode == "seq-mean-token-mean":
         row_losses = row_losses / lengths.clamp(min=1)

@@ -26,7 +26,7 @@ class Groups:
         first_seen: dict = {}
         ids = [first_seen.setdefault(label, len(first_seen)) for label in labels]
         self.labels = list(first_seen)
-        self.ids = torch.tensor(ids, dtype=torch.long, device=device)  # [B]
+        self.ids = torch.tensor(ids, device=device)  # [B]
         self.sizes = torch.bincount(self.ids, minlength=len(self.labels))  # [number of groups]
 
     @property
@@ -45,7 +45,7 @@ class Groups:
 
     def mean(self, scores: Tensor) -> Tensor:
         """[B], float64: μ_g of each row's group."""
-        return self.sum(scores.double()) / self.size
+        return (self.totals(scores.double()) / self.sizes)[self.ids]
 
     def baseline(self, scores: Tensor) -> Tensor:
         """[B], float64: μ_g, but 0 for a row that is alone: there is nobody to compare it with."""
@@ -53,8 +53,9 @@ class Groups:
 
     def std(self, scores: Tensor) -> Tensor:
         """[B], float64: σ_g with n-1 in the denominator, 1 for a row that is alone."""
-        squares = self.sum((scores.double() - self.mean(scores)) ** 2)
-        return torch.where(self.size > 1, (squares / (self.size - 1).clamp(min=1)).sqrt(), 1.0)
+        squares = self.totals((scores.double() - self.mean(scores)) ** 2)
+        spread = torch.where(self.sizes > 1, (squares / (self.sizes - 1).clamp(min=1)).sqrt(), 1.0)
+        return spread[self.ids]
 
     def top_two(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Row numbers of the largest and the second largest value of each group, two [number of groups].

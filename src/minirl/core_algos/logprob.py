@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-CHUNK_ELEMENTS = 1 << 20  # 4 MB of float32: small beside any micro-batch, and it stays in the cache
+CHUNK_ELEMENTS = 1 << 18  # 1 MB of float32: small beside any micro-batch, and it stays in the cache
 
 
 def logprobs_from_logits(logits: Tensor, labels: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def logprobs_from_logits(logits: Tensor, labels: Tensor) -> Tensor:
 def logprobs_of_ids(logits: Tensor, ids: Tensor) -> Tensor:
     """The same for K tokens per position: logits [.., V], ids [.., K] -> [.., K] float32."""
     assert logits.shape[:-1] == ids.shape[:-1], (logits.shape, ids.shape)
-    return logits.gather(-1, ids.long()).float() - _LogSumExp.apply(logits).unsqueeze(-1)
+    return _LogProbs.apply(logits, ids.long())
 
 
 def entropy_from_logits(logits: Tensor) -> Tensor:
@@ -40,13 +40,13 @@ def entropy_from_logits(logits: Tensor) -> Tensor:
 
 @torch.no_grad()
 def sum_pi_squared_from_logits(logits: Tensor) -> Tensor:
-    """Σ_v π_v² = exp(logsumexp(2z) - 2·logsumexp(z)), what the optimal-token-baseline estimators need.
+    """Σ_v π_v² for logits [.., V], in [1/V, 1]: what the optimal-token-baseline estimators need.
 
     verl: verl.utils.torch_functional:calculate_sum_pi_squared_from_logits
     """
     out = logits.new_empty(logits.shape[:-1], dtype=torch.float32)
     for part, z in _float_chunks(logits):
-        out.view(-1)[part] = (torch.logsumexp(2 * z, -1) - 2 * torch.logsumexp(z, -1)).exp()
+        out.view(-1)[part] = z.softmax(dim=-1).square().sum(dim=-1)
     return out
 
 
@@ -59,52 +59,50 @@ def _float_chunks(logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
         yield part, flat[part].float()
 
 
-class _LogSumExp(torch.autograd.Function):
-    """logsumexp over the last axis; saves the logits themselves (no copy) and one number per row."""
+class _LogProbs(torch.autograd.Function):
+    """log π of some ids; saves the logits themselves (no copy), and backward makes only the gradient."""
 
     @staticmethod
-    def forward(ctx, logits: Tensor) -> Tensor:
-        out = logits.new_empty(logits.shape[:-1], dtype=torch.float32)
+    def forward(ctx, logits: Tensor, ids: Tensor) -> Tensor:
+        out = logits.new_empty(ids.shape, dtype=torch.float32)
+        rows, ids_of = out.view(-1, ids.shape[-1]), ids.reshape(-1, ids.shape[-1])
         for part, z in _float_chunks(logits):
-            out.view(-1)[part] = torch.logsumexp(z, dim=-1)
-        ctx.save_for_backward(logits, out)
+            rows[part] = z.log_softmax(dim=-1).gather(-1, ids_of[part])
+        ctx.save_for_backward(logits, ids)
         return out
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:
-        logits, lse = ctx.saved_tensors
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        logits, ids = ctx.saved_tensors
         out = torch.empty_like(logits, memory_format=torch.contiguous_format)
-        rows = out.view(-1, logits.shape[-1])
-        lse, grad = lse.reshape(-1, 1), grad.reshape(-1, 1)
+        rows, k = out.view(-1, out.shape[-1]), ids.shape[-1]
+        ids_of, grad = ids.reshape(-1, k), grad.reshape(-1, k)
         for part, z in _float_chunks(logits):
-            rows[part] = (z - lse[part]).exp_().mul_(grad[part])  # d lse / dz = π
-        return out
+            pi = z.softmax(dim=-1)
+            pushed = pi.mul_(-grad[part].sum(dim=-1, keepdim=True))  # d log π_k / dz = 1[v = k] - π
+            rows[part] = pushed.scatter_add_(-1, ids_of[part], grad[part])
+        return out, None
 
 
 class _Entropy(torch.autograd.Function):
-    """Entropy over the last axis; saves the logits themselves and two numbers per row."""
+    """Entropy over the last axis; saves the logits themselves and one number per row."""
 
     @staticmethod
     def forward(ctx, logits: Tensor) -> Tensor:
-        lse = logits.new_empty(logits.shape[:-1], dtype=torch.float32)
-        entropy = torch.empty_like(lse)
+        entropy = logits.new_empty(logits.shape[:-1], dtype=torch.float32)
         for part, z in _float_chunks(logits):
-            chunk_lse = torch.logsumexp(z, dim=-1)
-            lse.view(-1)[part] = chunk_lse
-            log_pi = z - chunk_lse.unsqueeze(-1)
-            entropy.view(-1)[part] = -(log_pi.exp() * log_pi).sum(
-                dim=-1
-            )  # never a difference of two large sums
-        ctx.save_for_backward(logits, lse, entropy)
+            log_pi = z.log_softmax(dim=-1)
+            entropy.view(-1)[part] = -(log_pi.exp() * log_pi).sum(dim=-1)  # never a difference of large sums
+        ctx.save_for_backward(logits, entropy)
         return entropy
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> Tensor:
-        logits, lse, entropy = ctx.saved_tensors
+        logits, entropy = ctx.saved_tensors
         out = torch.empty_like(logits, memory_format=torch.contiguous_format)
-        rows = out.view(-1, logits.shape[-1])
-        lse, entropy, grad = lse.reshape(-1, 1), entropy.reshape(-1, 1), grad.reshape(-1, 1)
+        rows, entropy, grad = out.view(-1, out.shape[-1]), entropy.reshape(-1, 1), grad.reshape(-1, 1)
         for part, z in _float_chunks(logits):
-            log_pi = z - lse[part]
-            rows[part] = -(log_pi.exp() * (log_pi + entropy[part])).mul_(grad[part])  # dH/dz = -π(log π + H)
+            log_pi = z.log_softmax(dim=-1)
+            slope = log_pi.exp().mul_(log_pi.add_(entropy[part]))
+            rows[part] = slope.mul_(-grad[part])  # dH/dz = -π(log π + H)
         return out

@@ -190,20 +190,21 @@ def compute_rollout_correction_weights(
         raise ValueError(unknown_name("level", rollout_is, ("token", "sequence"), "rollout_is"))
     lower, upper = parse_is_threshold(rollout_is_threshold)
     _require_tokens(response_mask)
+    mask = response_mask.bool()
     level_log_ratio = log_ratio
     if rollout_is == "sequence":
-        level_log_ratio = masked_sum(log_ratio, response_mask, axis=-1).unsqueeze(-1)
+        level_log_ratio = masked_sum(log_ratio, mask, axis=-1).unsqueeze(-1)
     raw = level_log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp().expand_as(log_ratio)
-    raw = torch.where(response_mask.bool(), raw, 0.0)
+    raw = torch.where(mask, raw, 0.0)
     weights = raw.clamp(max=upper)
     if lower is not None:
         weights = torch.where((raw >= lower) & (raw <= upper), raw, 0.0)
 
-    metrics = _is_metrics(weights, raw, level_log_ratio, response_mask, rollout_is, lower, upper)
+    metrics = _is_metrics(weights, raw, level_log_ratio, mask, rollout_is, lower, upper)
     if rollout_is_batch_normalize:
-        mean = masked_mean(weights, response_mask)
+        mean = masked_mean(weights, mask)
         if rollout_is == "sequence":
-            mean = masked_mean(masked_mean(weights, response_mask, axis=-1), response_mask.any(dim=-1))
+            mean = masked_mean(masked_mean(weights, mask, axis=-1), mask.any(dim=-1))
         factor = mean.item() if mean > 1e-8 else 1.0
         weights = weights / factor
         metrics["rollout_is_batch_norm_factor"] = factor
@@ -233,7 +234,7 @@ def _is_metrics(
     weights: Tensor,
     raw: Tensor,
     log_ratio: Tensor,
-    response_mask: Tensor,
+    mask: Tensor,
     rollout_is: str,
     lower: float | None,
     upper: float,
@@ -247,29 +248,29 @@ def _is_metrics(
     low = 1.0 / upper if lower is None else lower
 
     def mean(values: Tensor) -> float:
-        return masked_mean(values.to(weights.dtype), response_mask).item()
+        return masked_mean(values.to(weights.dtype), mask).item()
 
     if rollout_is == "sequence":
         largest, smallest = log_ratio.max().clamp(max=LOG_RATIO_BOUND).exp(), log_ratio.min().exp()
         fraction_high = (log_ratio > math.log(upper)).float().mean().item()
         fraction_low = (log_ratio < math.log(low)).float().mean().item()
     else:
-        generated = weights[response_mask.bool()]
+        generated = weights[mask]
         largest, smallest = generated.max(), generated.min()
         fraction_high, fraction_low = mean(raw > upper), mean(raw < low)
 
     capped = weights.clamp(min=0.0, max=upper)
     capped_mean = mean(capped)
     variance = mean(capped.square()) - capped_mean**2
-    row_weights = masked_mean(weights, response_mask, axis=-1)
-    raw_row_weights = masked_mean(raw, response_mask, axis=-1)
+    row_weights = masked_mean(weights, mask, axis=-1)
+    raw_row_weights = masked_mean(raw, mask, axis=-1)
     metrics = {
         "rollout_is_mean": mean(weights),
         "rollout_is_max": largest.item(),
         "rollout_is_min": smallest.item(),
         "rollout_is_ratio_fraction_high": fraction_high,
         "rollout_is_ratio_fraction_low": fraction_low,
-        "rollout_is_std": math.sqrt(max(variance, 0.0)) if response_mask.sum() > 1 else 0.0,
+        "rollout_is_std": math.sqrt(max(variance, 0.0)) if torch.count_nonzero(mask) > 1 else 0.0,
         "rollout_is_eff_sample_size": _inverse(mean((capped / (capped_mean + 1e-8)).square())),
         "rollout_is_seq_mean": row_weights.mean().item(),
         "rollout_is_seq_std": _std(row_weights),
@@ -310,8 +311,7 @@ _ESTIMATES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _row_max(values: Tensor, response_mask: Tensor) -> Tensor:
-    mask = response_mask.bool()
+def _row_max(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask.any(dim=-1), values.masked_fill(~mask, -math.inf).max(dim=-1).values, 0.0)
 
 
@@ -350,15 +350,15 @@ def compute_rollout_rejection_mask(
         statistic = _ESTIMATES[estimate](safe)
         row_statistic = None
         if level != "token":
-            row_statistic = _ROW_STATISTICS[level](statistic, response_mask)
+            row_statistic = _ROW_STATISTICS[level](statistic, mask)
             statistic = row_statistic.unsqueeze(-1).expand_as(statistic)
         keep = statistic <= rejection.upper
         if rejection.lower is not None:
             keep = keep & (statistic >= rejection.lower)
         kept = kept & keep
-        metrics |= _rs_metrics(rejection, statistic, row_statistic, keep, response_mask)
+        metrics |= _rs_metrics(rejection, statistic, row_statistic, keep, mask)
     rejected = mask & ~kept
-    metrics["rollout_rs_masked_fraction"] = masked_mean(rejected.float(), response_mask).item()
+    metrics["rollout_rs_masked_fraction"] = masked_mean(rejected.float(), mask).item()
     metrics["rollout_rs_seq_masked_fraction"] = rejected.any(dim=-1).float().mean().item()
     return torch.where(kept, response_mask, torch.zeros_like(response_mask)), metrics
 
@@ -406,20 +406,19 @@ def _rs_metrics(
     statistic: Tensor,
     row_statistic: Tensor | None,
     keep: Tensor,
-    response_mask: Tensor,
+    mask: Tensor,
 ) -> dict[str, float]:
     """rollout_rs_<option>_*: the statistic's spread over tokens and rows, and what share was rejected.
 
     verl: verl.trainer.ppo.rollout_corr_helper:compute_rs_metrics
     """
-    mask = response_mask.bool()
     lower = 0.0 if rejection.lower is None else rejection.lower
 
     def mean(values: Tensor) -> float:
-        return masked_mean(values.to(statistic.dtype), response_mask).item()
+        return masked_mean(values.to(statistic.dtype), mask).item()
 
     has_tokens = mask.any(dim=-1)
-    rows = masked_mean(statistic, response_mask, axis=-1) if row_statistic is None else row_statistic
+    rows = masked_mean(statistic, mask, axis=-1) if row_statistic is None else row_statistic
     rows = rows[has_tokens]
     units = statistic[mask] if row_statistic is None else rows  # what a single verdict is about
     below = 0.0 if rejection.lower is None else (units < lower).float().mean().item()
@@ -433,7 +432,7 @@ def _rs_metrics(
         "min": units.min().item(),
         "fraction_high": (units > rejection.upper).float().mean().item(),
         "fraction_low": below,
-        "std": math.sqrt(max(variance, 0.0)) if mask.sum() > 1 else 0.0,
+        "std": math.sqrt(max(variance, 0.0)) if torch.count_nonzero(mask) > 1 else 0.0,
         "seq_mean": rows.mean().item(),
         "seq_std": _std(rows),
         "seq_max": rows.max().item(),
@@ -458,7 +457,8 @@ def compute_offpolicy_metrics(
 
     verl: verl.trainer.ppo.rollout_corr_helper:compute_offpolicy_metrics
     """
-    train_rows = masked_mean(old_log_prob, response_mask, axis=-1)  # [B]
+    mask = response_mask.bool()
+    train_rows = masked_mean(old_log_prob, mask, axis=-1)  # [B]
     metrics = {
         "training_ppl": (-train_rows).exp().mean().item(),
         "training_log_ppl": (-train_rows).mean().item(),
@@ -466,13 +466,13 @@ def compute_offpolicy_metrics(
     if rollout_log_prob is None:
         return metrics
     log_ratio = old_log_prob - rollout_log_prob
-    rollout_rows = masked_mean(rollout_log_prob, response_mask, axis=-1)
+    rollout_rows = masked_mean(rollout_log_prob, mask, axis=-1)
     gap = rollout_rows - train_rows
     token_ratio = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
-    row_log_ratio = masked_sum(log_ratio, response_mask, axis=-1).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    row_log_ratio = masked_sum(log_ratio, mask, axis=-1).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     return metrics | {
-        "kl": masked_mean(-log_ratio, response_mask).item(),
-        "k3_kl": masked_mean(log_ratio.exp() - log_ratio - 1, response_mask).item(),
+        "kl": masked_mean(-log_ratio, mask).item(),
+        "k3_kl": masked_mean(log_ratio.exp() - log_ratio - 1, mask).item(),
         "rollout_ppl": (-rollout_rows).exp().mean().item(),
         "rollout_log_ppl": (-rollout_rows).mean().item(),
         "log_ppl_diff": gap.mean().item(),
@@ -480,6 +480,6 @@ def compute_offpolicy_metrics(
         "log_ppl_diff_max": gap.max().item(),
         "log_ppl_diff_min": gap.min().item(),
         "ppl_ratio": gap.exp().mean().item(),
-        "chi2_token": masked_mean(token_ratio.square(), response_mask).item() - 1.0,
+        "chi2_token": masked_mean(token_ratio.square(), mask).item() - 1.0,
         "chi2_seq": (2.0 * row_log_ratio).exp().mean().item() - 1.0,
     }

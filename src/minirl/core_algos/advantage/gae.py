@@ -28,7 +28,8 @@ def compute_gae_advantage_return(
     verl: verl.trainer.ppo.core_algos:compute_gae_advantage_return
     """
     rewards_t, values_t = token_level_rewards.T.contiguous(), values.T.contiguous()  # [R, B]
-    generated_t = response_mask.T.bool().contiguous()
+    generated = response_mask.bool()
+    generated_t = generated.T.contiguous()
     advantages_t = torch.empty_like(values_t)
     next_value = torch.zeros_like(values_t[0])
     carry = torch.zeros_like(values_t[0])
@@ -38,4 +39,4 @@ def compute_gae_advantage_return(
         next_value = torch.where(generated_t[t], values_t[t], next_value)
         advantages_t[t] = carry
     raw = advantages_t.T.contiguous()
-    return masked_whiten(raw, response_mask), raw + values
+    return masked_whiten(raw, generated), raw + values

@@ -37,10 +37,11 @@ def compute_optimal_token_baseline_advantage(
     Cost: about sixteen passes over [B, R].
     verl: verl.trainer.ppo.core_algos:compute_optimal_token_baseline_advantage
     """
-    returns = reward_to_go(token_level_rewards, response_mask)
-    path_noise = _path_noise(old_log_probs, sum_pi_squared, rollout_is_weights, response_mask)
+    generated = response_mask.bool()
+    returns = reward_to_go(token_level_rewards, generated)
+    path_noise = _path_noise(old_log_probs, sum_pi_squared, rollout_is_weights, generated)
     groups = Groups(index, device=returns.device)
-    return _center(returns, path_noise, response_mask, groups, epsilon), returns
+    return _center(returns, path_noise, generated, groups, epsilon), returns
 
 
 @register_adv_est("tir_optimal_token_baseline")
@@ -61,10 +62,10 @@ def compute_multi_turn_optimal_token_baseline_advantage(
     put back. Cost: the above and two gathers.
     verl: verl.trainer.ppo.core_algos:compute_multi_turn_optimal_token_baseline_advantage
     """
-    returns = reward_to_go(token_level_rewards, response_mask)
-    path_noise = _path_noise(old_log_probs, sum_pi_squared, rollout_is_weights, response_mask)
     generated = response_mask.bool()
-    lengths = generated.sum(dim=-1)
+    returns = reward_to_go(token_level_rewards, generated)
+    path_noise = _path_noise(old_log_probs, sum_pi_squared, rollout_is_weights, generated)
+    lengths = torch.count_nonzero(generated, dim=-1)
     squeezed = torch.arange(returns.shape[1], device=returns.device) < lengths.unsqueeze(-1)
     # boolean indexing walks both masks row by row, so the k-th generated token of a row lands on its column k
     squeezed_returns, squeezed_noise = torch.zeros_like(returns), torch.zeros_like(path_noise)
@@ -77,26 +78,25 @@ def compute_multi_turn_optimal_token_baseline_advantage(
 
 
 def _path_noise(
-    old_log_probs: Tensor, sum_pi_squared: Tensor, rollout_is_weights: Tensor | None, response_mask: Tensor
+    old_log_probs: Tensor, sum_pi_squared: Tensor, rollout_is_weights: Tensor | None, generated: Tensor
 ) -> Tensor:
     """[B, R]: W_t, the running sum of the squared gradient length."""
     noise = 1 - 2 * old_log_probs.exp() + sum_pi_squared
     if rollout_is_weights is not None:
         noise = noise * rollout_is_weights.square()
-    return torch.where(response_mask.bool(), noise, 0.0).cumsum(dim=-1)
+    return torch.where(generated, noise, 0.0).cumsum(dim=-1)
 
 
 def _center(returns: Tensor, path_noise: Tensor, mask: Tensor, groups: Groups, epsilon: float) -> Tensor:
     """[B, R]: mask·(G_t - b_t), with b_t = 0 where nobody else of the group is still running."""
-    weights = torch.where(mask.bool(), path_noise, 0.0)
+    weights = torch.where(mask, path_noise, 0.0)
     baseline = groups.totals(returns * weights) / (groups.totals(weights) + epsilon)  # [number of groups, R]
 
-    lengths = mask.sum(dim=-1)
+    lengths = torch.count_nonzero(mask, dim=-1)
     longest, second = groups.top_two(lengths)
     others_end = lengths[longest][groups.ids]  # [B]: where the longest sibling ends;
     others_end[longest] = torch.where(groups.sizes > 1, lengths[second], 0)  # for the longest: the runner-up
     has_company = torch.arange(returns.shape[1], device=returns.device) < others_end.unsqueeze(-1)
     keep_baseline = has_company | (lengths <= others_end).unsqueeze(-1)
-    return torch.where(mask.bool(), returns - torch.where(keep_baseline, baseline[groups.ids], 0.0), 0.0).to(
-        returns.dtype
-    )
+    centered = returns - torch.where(keep_baseline, baseline[groups.ids], 0.0)
+    return torch.where(mask, centered, 0.0).to(returns.dtype)

@@ -30,14 +30,15 @@ def compute_reinforce_plus_plus_outcome_advantage(
     verl: verl.trainer.ppo.core_algos:compute_reinforce_plus_plus_outcome_advantage
     """
     rewards_t = token_level_rewards.T.contiguous()  # [R, B]
-    generated_t = response_mask.T.bool().contiguous()
+    generated = response_mask.bool()
+    generated_t = generated.T.contiguous()
     returns_t = torch.zeros_like(rewards_t)
     carry = torch.zeros_like(rewards_t[0])
     for t in reversed(range(rewards_t.shape[0])):
         carry = torch.where(generated_t[t], rewards_t[t] + gamma * carry, carry)
         returns_t[t] = carry
-    returns = torch.where(response_mask.bool(), returns_t.T, 0.0)
-    advantages = torch.where(response_mask.bool(), masked_whiten(returns, response_mask), 0.0)
+    returns = torch.where(generated, returns_t.T.contiguous(), 0.0)
+    advantages = torch.where(generated, masked_whiten(returns, generated), 0.0)
     return advantages, returns
 
 

@@ -23,5 +23,6 @@ def compute_remax_outcome_advantage(
     Paper: https://arxiv.org/abs/2310.10505. Cost: six passes over [B, R].
     verl: verl.trainer.ppo.core_algos:compute_remax_outcome_advantage
     """
-    returns = reward_to_go(token_level_rewards, response_mask)
-    return returns - spread_over_tokens(reward_baselines, response_mask), returns
+    generated = response_mask.bool()
+    returns = reward_to_go(token_level_rewards, generated)
+    return returns - spread_over_tokens(reward_baselines, generated), returns

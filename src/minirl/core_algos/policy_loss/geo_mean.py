@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from minirl.core_algos.agg_loss import GlobalBatchInfo, agg_loss
-from minirl.core_algos.masked import masked_mean, masked_sum
+from minirl.core_algos.masked import count, masked_mean, masked_sum
 from minirl.core_algos.policy_loss.registry import PolicyLoss, register_policy_loss
 from minirl.core_algos.ratio import clip_range, ppo_kl
 
@@ -41,7 +41,7 @@ def compute_policy_loss_geo_mean(
     sign = advantages.sign()
     pessimistic = sign * torch.minimum(sign * log_ratio, sign * clamped)
 
-    lengths = response_mask.sum(dim=-1).clamp(min=1)
+    lengths = count(response_mask, axis=-1).clamp(min=1)
 
     def row_mean(values: Tensor) -> Tensor:
         return masked_sum(values, response_mask, axis=-1) / lengths

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from minirl.core_algos.agg_loss import GlobalBatchInfo
-from minirl.core_algos.masked import masked_mean, masked_sum
+from minirl.core_algos.masked import count, masked_mean, masked_sum
 from minirl.core_algos.policy_loss.registry import PolicyLoss, register_policy_loss, weigh_and_aggregate
 from minirl.core_algos.ratio import clip_range, ppo_kl
 
@@ -37,7 +37,7 @@ def compute_policy_loss_gspo(
     """
     low, high = clip_range(config)
     log_ratio = log_prob - old_log_prob
-    lengths = response_mask.sum(dim=-1).clamp(min=1)
+    lengths = count(response_mask, axis=-1).clamp(min=1)
     log_sequence_ratio = masked_sum(log_ratio, response_mask, axis=-1) / lengths
     log_s = log_prob - log_prob.detach() + log_sequence_ratio.detach().unsqueeze(-1)
     ratio = log_s.clamp(max=10.0).exp()
