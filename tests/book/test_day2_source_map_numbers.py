@@ -45,7 +45,7 @@ def test_the_table_on_the_page_is_what_verl_computes(batch):
         uid = batch.non_tensor_batch["uid"][i]
         assert groups.setdefault(uid, name) == name == cells[1]
         assert cells[2] == hand.PROMPTS[name]
-        assert cells[3].replace("⏹", hand.EOS).split() == tokens
+        assert cells[3].replace("■", hand.EOS).split() == tokens
         assert int(cells[4]) == batch.batch["response_mask"][i].sum().item()
         assert float(cells[5]) == batch.batch["token_level_scores"][i].sum().item()
         mask = batch.batch["response_mask"][i].bool()
@@ -59,7 +59,7 @@ def test_the_strip_on_the_page_is_row_4(batch):
     row, (name, tokens) = 4, hand.rows()[4]
     prompt = hand.PROMPTS[name].split()
     wide = ["·"] * (hand.P - len(prompt)) + prompt + tokens + ["·"] * (hand.R - len(tokens))
-    assert [c.replace("⏹", hand.EOS) for c in _table_rows("`input_ids`")[1:]] == wide
+    assert [c.replace("■", hand.EOS) for c in _table_rows("`input_ids`")[1:]] == wide
     assert [int(c) for c in _table_rows("`attention_mask`")[1:]] == batch.batch["attention_mask"][
         row
     ].tolist()
