@@ -58,7 +58,7 @@ $(AXE): | $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/npm install --silent --no-audit --no-fund --prefix .cache/node axe-core@4.10.3
 
 train: setup  ## GRPO on the CPU default; ARGS="key=value ..." overrides any option
-	$(RUN) -m minirl.main_ppo $(ARGS)
+	$(RUN) -m minirl.main_ppo algorithm.adv_estimator=grpo trainer.total_training_steps=60 trainer.test_freq=20 $(ARGS)
 
 trace: setup  ## one traced step in the terminal
 	$(RUN) -m minirl trace $(ARGS)

@@ -55,6 +55,7 @@ from minirl.workers.actor import ActorWorker
 from minirl.workers.critic import CriticWorker
 from minirl.workers.model import load_tokenizer
 from minirl.workers.ref import RefWorker
+from minirl.workers.teacher import TeacherWorker
 
 
 def _station(name: str) -> Callable:
@@ -124,6 +125,8 @@ class PPOTrainer:
         self.reward_manager = load_reward_manager(config, self.tokenizer, compute_score=compute_score)
         self.kl_ctrl_in_reward = get_kl_controller(config.algorithm.kl_ctrl)
         self.global_steps = 0
+        self.batches_drawn = 0  # from the dataloader; more than steps where groups are filtered
+        self.kept: DataProto | None = None  # groups with a signal, while there are too few for a step
         self.history: list[dict[str, float]] = []
         self.init_workers()
 
@@ -132,16 +135,17 @@ class PPOTrainer:
         models, trainer = self.config.actor_rollout_ref, self.config.trainer
         ranks = trainer.nnodes * trainer.n_gpus_per_node
         place = functools.partial(LocalWorkerGroup, world_size=ranks, device=trainer.device)
-        self.actor_wg = place(ActorWorker, models)
+        self.actor_wg = place(ActorWorker, models, distillation=self.config.distillation)
         self.ref_wg = place(RefWorker, models) if self.use_reference_policy else None
         self.critic_wg = place(CriticWorker, self.config.critic) if self.use_critic else None
+        self.teacher_wg = place(TeacherWorker, self.config) if self.config.distillation.enabled else None
         self.rollout = load_rollout(models.rollout, self.actor_wg.workers[0].module, self.tokenizer)
 
     # -- the loop --------------------------------------------------------------------------------------------
 
     def fit(self) -> list[dict[str, float]]:
         """Train; returns the metrics of every step. verl: RayPPOTrainer.fit"""
-        self.global_steps = 0
+        self.global_steps = self.batches_drawn = 0
         self._load_checkpoint()
         self._update_weights()  # the rollout starts from the actor's weights
         if self.config.trainer.val_before_train and self.global_steps == 0:
@@ -150,18 +154,22 @@ class PPOTrainer:
                 return self.history
 
         progress = tqdm(total=self.total_training_steps, initial=self.global_steps, desc="Training Progress")
+        metrics: dict[str, float] = {}
+        timing_raw: dict[str, float] = {}
+        self.global_steps += 1  # the first step is 1
         for epoch, batch_dict in self._batches():
-            self.global_steps += 1
             is_last_step = self.global_steps >= self.total_training_steps
-            metrics: dict[str, float] = {}
-            timing_raw: dict[str, float] = {}
-
             with marked_timer("step", timing_raw):
                 batch = self._load(batch_dict)
                 gen_batch = self._get_gen_batch(batch)
                 batch = self._generate_sequences(gen_batch, batch, metrics, timing_raw)
                 with marked_timer("reward", timing_raw):
                     batch = self._compute_reward(batch)
+                if self.config.algorithm.filter_groups.enable:
+                    batch = self._filter_groups(batch, metrics)
+                    if batch is None:
+                        self.rollout.wake_up()
+                        continue  # too few groups with a signal: sample the next prompts
                 batch = self._compute_log_probs(batch, metrics, timing_raw)
                 if self.use_critic:
                     with marked_timer("values", timing_raw):
@@ -192,6 +200,8 @@ class PPOTrainer:
             progress.update(1)
             if is_last_step:
                 break
+            self.global_steps += 1
+            metrics, timing_raw = {}, {}
         progress.close()
         return self.history
 
@@ -280,6 +290,9 @@ class PPOTrainer:
         if self.use_reference_policy:
             with marked_timer("ref", timing_raw):
                 batch = batch.union(self.ref_wg.compute_ref_log_prob(batch))
+        if self.teacher_wg is not None:
+            with marked_timer("teacher", timing_raw):
+                batch = batch.union(self.teacher_wg.compute_teacher_logprobs(batch))
         return batch
 
     def _compute_old_log_prob(self, batch: DataProto, metrics: dict) -> DataProto:
@@ -373,12 +386,48 @@ class PPOTrainer:
 
     def _batches(self) -> Iterator[tuple[int, dict]]:
         """(epoch, batch) from where the run stands, in the order an undisturbed run has."""
-        per_epoch = len(self.train_dataloader)
+        drawn, self.batches_drawn = self.batches_drawn, 0
         for epoch in range(self.config.trainer.total_epochs):
-            done = min(max(self.global_steps - epoch * per_epoch, 0), per_epoch)
-            for i, batch_dict in enumerate(self.train_dataloader):
-                if i >= done:
+            for batch_dict in self.train_dataloader:
+                self.batches_drawn += 1
+                if self.batches_drawn > drawn:
                     yield epoch, batch_dict
+
+    def _filter_groups(self, batch: DataProto, metrics: dict) -> DataProto | None:
+        """DAPO's dynamic sampling: keep the groups whose responses differ in `filter_groups.metric`.
+
+        A group of equal scores has advantages 0 and teaches nothing. Returns a full batch, or None while
+        there
+        are fewer than `train_batch_size` groups. verl 0.8.0 has the option but its trainer does not read
+        it; the
+        loop is in the verl-recipe repository (RayDAPOTrainer), and native from 0.9 on.
+
+        Raises:
+            ValueError: `max_num_gen_batches` batches did not give enough groups.
+        """
+        options, wanted = self.config.algorithm.filter_groups, self.config.data.train_batch_size
+        uids, values = batch.non_tensor_batch["uid"], filter_values(batch, options.metric)
+        spread = {uid: np.ptp(values[uids == uid]) for uid in dict.fromkeys(uids)}
+        alone = self.config.actor_rollout_ref.rollout.n == 1
+        batch.meta_info.pop("global_token_num")  # counted again below, for the rows that stay
+        batch = batch.select_idxs([i for i, uid in enumerate(uids) if spread[uid] > 0 or alone])
+        self.kept = batch if self.kept is None else DataProto.concat([self.kept, batch])
+        uids = self.kept.non_tensor_batch["uid"]
+        groups = list(dict.fromkeys(uids))
+        metrics["train/num_gen_batches"] = metrics.get("train/num_gen_batches", 0) + 1
+        if len(groups) < wanted:
+            if 0 < options.max_num_gen_batches <= metrics["train/num_gen_batches"]:
+                raise ValueError(
+                    f"algorithm.filter_groups: {options.max_num_gen_batches} batches gave {len(groups)} "
+                    f"groups that differ in {options.metric}, {wanted} are needed: raise max_num_gen_batches"
+                )
+            return None
+        chosen = set(groups[:wanted])
+        batch, self.kept = self.kept.select_idxs([i for i, uid in enumerate(uids) if uid in chosen]), None
+        if self.config.trainer.balance_batch:
+            self._balance_batch(batch, metrics)
+        batch.meta_info["global_token_num"] = batch.batch["attention_mask"].sum(-1).tolist()
+        return batch
 
     def _with_training_meta(self, batch: DataProto, config: DictConfig) -> DataProto:
         """The same rows, with what the training worker needs to know. Sizes turn from prompts into
@@ -448,6 +497,7 @@ class PPOTrainer:
             self.global_steps,
             self._trained_workers(),
             {
+                "batches_drawn": self.batches_drawn,
                 "kl_coef": self.kl_ctrl_in_reward.value,
                 "config": OmegaConf.to_container(self.config, resolve=True),
             },
@@ -472,12 +522,28 @@ class PPOTrainer:
         state = checkpoint.load(
             folder, self._trained_workers(), OmegaConf.to_container(self.config, resolve=True)
         )
-        self.global_steps = state["global_steps"]
+        self.global_steps, self.batches_drawn = state["global_steps"], state["batches_drawn"]
         self.kl_ctrl_in_reward.value = state["kl_coef"]
 
     def _trained_workers(self) -> dict:
         workers = {"actor": self.actor_wg.workers[0]}
         return workers | ({"critic": self.critic_wg.workers[0]} if self.use_critic else {})
+
+
+def filter_values(batch: DataProto, metric: str) -> np.ndarray:
+    """[B]: what a group must differ in to be kept: a column that compute_score returned, or the row's score.
+
+    `acc` is the usual choice: a shaped score differs even where all answers are wrong.
+
+    Raises:
+        ValueError: no such column.
+    """
+    if metric in ("score", "seq_reward"):
+        return batch.batch["rm_scores"].sum(-1).numpy()
+    if metric not in batch.non_tensor_batch:
+        known = ["score", "seq_reward", *batch.meta_info["reward_extra_keys"]]
+        raise ValueError(f"algorithm.filter_groups.metric={metric}: choose one of {', '.join(known)}")
+    return np.asarray(batch.non_tensor_batch[metric], dtype=np.float64)
 
 
 def compute_advantage(batch: DataProto, algorithm: DictConfig) -> DataProto:

@@ -26,8 +26,6 @@ _CHOICES = {
 }
 # keys whose other values nothing in minirl acts on so far
 _NOT_YET = {
-    "algorithm.filter_groups.enable": False,
-    "distillation.enabled": False,
     "minirl.placement": "local",
 }
 _POSITIVE = (

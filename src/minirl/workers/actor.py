@@ -9,29 +9,42 @@ verl: verl.workers.engine_workers:ActorRolloutRefWorker
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from omegaconf import DictConfig
 
+from minirl.core_algos.distillation import uses_topk
 from minirl.protocol import DataProto
 from minirl.single_controller.decorator import Dispatch, register
-from minirl.workers.losses import ppo_loss
+from minirl.workers.losses import distillation_ppo_loss, ppo_loss
 from minirl.workers.model import forward_log_probs, load_causal_lm
 from minirl.workers.process_group import ProcessGroup
 from minirl.workers.training_worker import TrainingWorker
 
 
 class ActorWorker(TrainingWorker):
-    """Args: config is `actor_rollout_ref`; device as torch names it."""
+    """Args: config is `actor_rollout_ref`, distillation the key of that name; device as torch names it."""
 
-    def __init__(self, config: DictConfig, *, device: str = "cpu", group: ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        config: DictConfig,
+        *,
+        distillation: DictConfig | None = None,
+        device: str = "cpu",
+        group: ProcessGroup | None = None,
+    ) -> None:
         actor, rollout = config.actor, config.rollout
         self.config = actor
+        loss_fn, self.keep_logits = partial(ppo_loss, actor), False
+        if distillation is not None and distillation.enabled:
+            loss_fn = partial(distillation_ppo_loss, actor, distillation.distillation_loss)
+            self.keep_logits = uses_topk(distillation.distillation_loss.loss_mode)
         super().__init__(
             load_causal_lm(config.model.path, dtype=actor.fsdp_config.model_dtype, device=device),
             self._forward,
             name="actor",
-            loss_fn=lambda output, data: ppo_loss(actor, output, data),
+            loss_fn=loss_fn,
             optim=actor.optim,
             micro_batch_size=actor.ppo_micro_batch_size_per_gpu,
             infer_micro_batch_size=rollout.log_prob_micro_batch_size_per_gpu,
@@ -41,7 +54,7 @@ class ActorWorker(TrainingWorker):
 
     def _forward(self, module, data: DataProto, **flags):
         meta = data.meta_info
-        flags = flags or {"calculate_entropy": meta["calculate_entropy"]}
+        flags = flags or {"calculate_entropy": meta["calculate_entropy"], "keep_logits": self.keep_logits}
         return forward_log_probs(module, data, temperature=meta["temperature"], **flags)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)

@@ -1,4 +1,4 @@
-"""The two losses that training steps minimise: the actor's and the critic's.
+"""The losses that training steps minimise: the actor's, with or without a teacher, and the critic's.
 
 Input keys: response_mask, old_log_probs, advantages (ref_log_prob, rollout_is_weights) | values, returns
 [B, R]
@@ -9,9 +9,17 @@ verl: verl.workers.utils.losses
 from __future__ import annotations
 
 from omegaconf import DictConfig
-from torch import Tensor
+from torch import Tensor, nn
 
 from minirl.core_algos.agg_loss import GlobalBatchInfo, agg_loss
+from minirl.core_algos.distillation import (
+    combine_with_task_loss,
+    distillation_loss,
+    forward_kl_topk,
+    reverse_kl_estimate,
+    topk_metrics,
+    uses_topk,
+)
 from minirl.core_algos.kl import kl_penalty
 from minirl.core_algos.masked import masked_mean
 from minirl.core_algos.policy_loss import get_policy_loss_fn
@@ -71,6 +79,59 @@ def ppo_loss(config: DictConfig, model_output: dict[str, Tensor], data: DataProt
         metrics["kl_loss"] = Metric(value=kl_loss, aggregation="sum")
         metrics["kl_coef"] = config.kl_loss_coef
     return loss, metrics
+
+
+def distillation_ppo_loss(
+    config: DictConfig, options: DictConfig, model_output: dict[str, Tensor], data: DataProto
+) -> tuple[Tensor, dict]:
+    """The distance to the teacher, and the policy loss besides where `use_task_rewards` is set.
+
+    Args:
+        config: `actor_rollout_ref.actor`.
+        options: `distillation.distillation_loss`.
+        model_output: log_probs [B, R]; for the top-k loss also logits [B, R', V], R' the longest response
+        here.
+
+    verl: verl.trainer.distillation.losses:distillation_ppo_loss
+    """
+    batch, mask = data.batch, data.batch["response_mask"]
+    info = global_batch_info(data, config.loss_scale_factor)
+    # the teacher's row at position t scores the token at t + 1, over prompt and response
+    first = batch["prompts"].shape[1] - 1
+    teacher = batch["teacher_logprobs"][:, first:-1]
+    extra = {}
+    if uses_topk(options.loss_mode):
+        width = model_output["logits"].shape[1]
+        topk = forward_kl_topk(
+            model_output["logits"],
+            teacher[:, :width],
+            batch["teacher_ids"][:, first:-1][:, :width].long(),
+            log_prob_min_clamp=options.log_prob_min_clamp,
+        )
+        extra = topk_metrics(topk, mask[:, :width], options.topk)
+        token_losses = nn.functional.pad(topk.distillation_losses, (0, mask.shape[1] - width))
+    else:
+        token_losses = reverse_kl_estimate(
+            model_output["log_probs"], teacher[..., 0], loss_mode=options.loss_mode
+        )
+    distill, metrics = distillation_loss(
+        token_losses,
+        mask,
+        config=options,
+        loss_agg_mode=config.loss_agg_mode,
+        log_prob=model_output["log_probs"],
+        old_log_prob=batch["old_log_probs"],
+        rollout_is_weights=batch.get("rollout_is_weights", None),
+        **info,
+    )
+    policy, policy_metrics = ppo_loss(config, model_output, data)
+    loss = combine_with_task_loss(policy, distill, config=options)
+    return loss, {
+        **policy_metrics,
+        **metrics,
+        **extra,
+        "distillation/loss": Metric(value=distill, aggregation="sum"),
+    }
 
 
 def value_loss(config: DictConfig, model_output: dict[str, Tensor], data: DataProto) -> tuple[Tensor, dict]:
