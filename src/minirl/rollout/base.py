@@ -30,8 +30,9 @@ class Rollout(ABC):
 
         Args:
             prompts: B rows. non_tensor_batch: `raw_prompt` (list of message dicts), optional `__do_sample__`
-                (bool, False makes the row greedy), optional `__seed__` (int, the row's own). meta_info, all
-                optional: `validate`, `global_steps`, `rollout_seed`, `temperature`, `top_p`, `top_k`, `do_sample`.
+                (bool, False makes the row greedy), optional `__seed__` (int, the row's own).
+                meta_info, all optional: `validate`, `global_steps`, `rollout_seed`, `temperature`, `top_p`,
+                `top_k`, `do_sample`.
 
         Returns:
             DataProto with int64 `prompts` [B, P] left-padded, `responses` [B, R] right-padded,
