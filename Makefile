@@ -9,7 +9,7 @@ BIN := .venv/bin
 RUN := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python
 STAMP := .venv/.installed
 PINS := .verl/$(PIN)/.installed .verl/$(LATER)/.installed
-AXE := .cache/node/node_modules/axe-core/axe.min.js
+NODE := .cache/node/.installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -34,28 +34,31 @@ $(STAMP): requirements/cpu.txt requirements/dev.txt requirements/lock.txt pyproj
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .verl/$* verl==$*
 	touch $@
 
-site: setup  ## build the website into _build/html, every notebook executed
+site: setup $(NODE)  ## build the website into _build/html, every notebook executed
 	$(RUN) book/build.py $(ARGS)
 
 serve: site  ## serve the built website on this machine and print its address
 	@echo "http://127.0.0.1:8000/"; cd _build/html && ../../$(BIN)/python -m http.server 8000 --bind 127.0.0.1
 
-test: setup site browser $(AXE)  ## the whole suite: unit, oracle, notebooks, browser
+test: setup site browser  ## the whole suite: unit, oracle, notebooks, browser
 	$(RUN) -m ruff check . && $(RUN) -m ruff format --check .
 	$(RUN) -m pytest $(ARGS)
 
 lint: setup  ## ruff, import contracts, stripped notebooks
 	$(RUN) -m ruff check . && $(RUN) -m ruff format --check . && $(BIN)/lint-imports
 
-# the site tests drive a browser that the system provides; axe-core checks accessibility
+# the site tests drive a browser that the system provides
 browser:
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
 	  { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq chromium; } || \
 	  { echo "error: the site tests need Chromium; install it with your system's package manager"; exit 1; }
 
-$(AXE): | $(STAMP)
+# KaTeX sets the formulas at build time; axe-core checks accessibility
+$(NODE): | $(STAMP)
 	mkdir -p .cache/node
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/npm install --silent --no-audit --no-fund --prefix .cache/node axe-core@4.10.3
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/npm install --silent --no-audit --no-fund --no-package-lock \
+	  --prefix .cache/node katex@0.16.22 axe-core@4.10.3
+	touch $@
 
 train: setup  ## GRPO on the CPU default; ARGS="key=value ..." overrides any option
 	$(RUN) -m minirl.main_ppo algorithm.adv_estimator=grpo trainer.total_training_steps=60 trainer.test_freq=20 $(ARGS)

@@ -56,5 +56,6 @@ def browser():
 def page(browser: Browser) -> Page:
     """A page in a context of its own: nothing stored, a laptop's size, light."""
     context = browser.new_context(viewport={"width": 1400, "height": 900}, color_scheme="light")
+    context.set_default_timeout(10_000)
     yield context.new_page()
     context.close()
