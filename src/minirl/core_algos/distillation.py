@@ -1,7 +1,6 @@
 """On-policy distillation: the student samples, a teacher scores every token it sampled.
 
-log_prob, teacher_log_prob [B, R] (or student_logits [.., V], teacher top-k [.., K]) -> token losses -> scalar
-loss.
+log_prob, teacher_log_prob [B, R] (or student_logits [.., V], teacher top-k [.., K]) -> token losses -> loss.
 Simplified against verl: plain tensors (verl computes the top-k loss inside the engine's logit processor on
 packed sequences), plain floats as metrics.
 verl: verl.trainer.distillation.losses:distillation_loss,
@@ -49,8 +48,7 @@ def forward_kl_topk(
 
     student_logits [.., V], teacher_logprobs and teacher_ids [.., K]. Cut off, the sum can turn negative; then
     the loss is 0 and so is its gradient. `log_prob_min_clamp` bounds both log-probs from below.
-    Cost: no float32 copy of the logits (verl: a log-softmax over all of them), one top-k over [.., V] for
-    metrics.
+    Cost: no float32 copy of the logits (verl: a log-softmax of all), one top-k over [.., V] for metrics.
     Paper: https://arxiv.org/abs/2306.13649. verl:
     verl.trainer.distillation.fsdp.losses:compute_forward_kl_topk
     """
@@ -73,8 +71,7 @@ def forward_kl_topk(
 
 @register_distillation_loss(*KL_PENALTIES)
 def reverse_kl_estimate(log_prob: Tensor, teacher_log_prob: Tensor, *, loss_mode: str) -> Tensor:
-    """[B, R]: D = an estimate of KL(π‖π_T) at the sampled token, by `kl_penalty` with the teacher as
-    reference.
+    """[B, R]: D = an estimate of KL(π‖π_T) at the sampled token, the teacher as reference.
 
     verl: verl.trainer.distillation.losses:compute_distillation_loss_reverse_kl_estimator
     """
@@ -82,9 +79,7 @@ def reverse_kl_estimate(log_prob: Tensor, teacher_log_prob: Tensor, *, loss_mode
 
 
 def uses_topk(loss_mode: str) -> bool:
-    """Whether the teacher must return its K best tokens rather than the sampled one. ValueError if
-    unknown.
-    """
+    """Whether the teacher must return its K best tokens, not the sampled one. ValueError if unknown."""
     return DISTILLATION_LOSS_REGISTRY.find(loss_mode) is forward_kl_topk
 
 
@@ -113,11 +108,10 @@ def distillation_loss(
 
     use_policy_gradient=False (supervised): agg_loss(D), differentiated through D.
     use_policy_gradient=True: the vanilla policy loss with advantages = -sg(D): "be surer of what the teacher
-    likes". D is first held within ±loss_max_clamp. log_prob and old_log_prob are needed in the second form
-    only. Normalised by `global_batch_info` in both forms, as in verl 0.9.1; 0.8.0 uses stale numbers in the
-    first.
-    Raises ValueError for k1 and its alias kl in the supervised form (verl lets kl through): their
-    gradient does not contain the teacher. Also for a policy_loss_mode other than vanilla.
+    likes"; only this form needs the two log-probs. D is first held within ±loss_max_clamp. Both are
+    normalised by `global_batch_info`, as in verl 0.9.1; in 0.8.0 the first form divides by stale counts.
+    Raises ValueError for k1 and its alias kl in the supervised form (verl lets kl through): their gradient
+    does not contain the teacher. Also for a policy_loss_mode other than vanilla.
     Paper: https://arxiv.org/abs/2306.13649. verl: verl.trainer.distillation.losses:distillation_loss
     """
     if config.policy_loss_mode != "vanilla":

@@ -26,8 +26,7 @@ def kl_penalty(logprob: Tensor, ref_logprob: Tensor, kl_penalty: str) -> Tensor:
     low_var_kl, k3  e^{-x} + x - 1          unbiased, never negative; x held in ±20, the result in ±10
     A trailing "+" (k1+, k3+, ...) keeps the value and takes the gradient of k2: the straight-through trick.
     Estimators: J. Schulman, http://joschu.net/blog/kl-approx.html
-    Raises ValueError for any other name; `full` (KL over the whole vocabulary) needs logits, which no caller
-    has.
+    Raises ValueError for any other name; `full` (over the vocabulary) needs logits, which no caller has.
     verl: verl.trainer.ppo.core_algos:kl_penalty
     """
     value = _estimate(logprob, ref_logprob, kl_penalty.removesuffix("+"))

@@ -15,8 +15,7 @@ CHUNK_ELEMENTS = 1 << 18  # 1 MB of float32: small beside any micro-batch, and i
 
 
 def logprobs_from_logits(logits: Tensor, labels: Tensor) -> Tensor:
-    """log softmax(logits)[labels]: z_label - logsumexp(z). Logits [.., V] in any float dtype, labels [..]
-    int64.
+    """log softmax(logits)[labels]: z_label - logsumexp(z). Logits [.., V] of any float dtype, labels [..].
 
     The caller drops the last position's logits first: they score a token that was never sampled.
     verl: verl.utils.torch_functional:logprobs_from_logits

@@ -1,8 +1,7 @@
 """PF-PPO: train again and again on the rows whose score can be trusted, by resampling the batch.
 
 token_level_scores [B, R] -> indices [B] of the rows to train on (with repeats).
-Simplified against verl: returns indices, `batch.select_idxs(indices)` does the rest; verl rebuilds the
-DataProto here.
+Simplified against verl: returns indices, `batch.select_idxs(indices)` does the rest.
 verl: verl.trainer.ppo.core_algos:compute_pf_ppo_reweight_data
 """
 

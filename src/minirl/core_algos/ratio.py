@@ -29,7 +29,5 @@ def clip_range(config: Any) -> tuple[float, float]:
 
 
 def ppo_kl(log_ratio: Tensor, response_mask: Tensor) -> float:
-    """Metric `actor/ppo_kl`: mean over tokens of old_log_prob - log_prob. A k1 estimate, so it may be
-    negative.
-    """
+    """Metric `actor/ppo_kl`: mean over tokens of old_log_prob - log_prob (k1): it may be negative."""
     return masked_mean(-log_ratio.detach(), response_mask).item()

@@ -1,5 +1,4 @@
-"""Rollout correction: the sampler's probabilities are not quite the trainer's; weigh tokens, or leave them
-out.
+"""Rollout correction: the sampler's probabilities are not quite the trainer's; weigh tokens or drop them.
 
 old_log_prob, rollout_log_prob, response_mask [B, R] -> rollout_is_weights, response_mask [B, R], metrics.
 Simplified against verl: tensors instead of a DataProto; means are over this process's rows (verl reduces over
@@ -125,8 +124,7 @@ def compute_rollout_correction_and_rejection_mask(
 
     r = π_train / π_rollout = exp(old_log_prob - rollout_log_prob). The weights multiply the token losses
     later on; the returned mask replaces response_mask: a rejected token is as if it had not been generated.
-    Both are constants to autograd. Metrics are computed even with everything off: they tell whether it is
-    needed.
+    Both are constants to autograd. Metrics are computed even with everything off.
     Raises ValueError for shapes that differ, an empty mask, or options that make no sense.
     Docs of the pin: docs/algo/rollout_corr.md, rollout_corr_math.md. Cost: some forty passes over [B, R],
     most of them for metrics.
@@ -364,9 +362,7 @@ def compute_rollout_rejection_mask(
 
 
 def parse_rejections(rollout_rs: str, rollout_rs_threshold: Threshold | None) -> list[Rejection]:
-    """Options and thresholds as bounds on the statistics. Raises ValueError for what does not fit
-    together.
-    """
+    """Options and thresholds as bounds on the statistics. Raises ValueError if they do not fit."""
     options = list(dict.fromkeys(part.strip() for part in str(rollout_rs).split(",") if part.strip()))
     if not options:
         raise ValueError("rollout_rs must name at least one option, or be null")

@@ -23,8 +23,7 @@ def compute_gae_advantage_return(
     masked token is lost (outcome estimators would count it). Returns are taken before whitening, so the
     critic still learns rewards and not z-scores. Whitening is over all tokens of the batch; under a zero of
     the mask stand leftovers, as in verl, which can be huge and must never be read.
-    Paper: https://arxiv.org/abs/1506.02438. Cost: R steps on [B]; a transposed copy keeps each step
-    contiguous.
+    Paper: https://arxiv.org/abs/1506.02438. Cost: R steps on [B], on a transposed copy.
     verl: verl.trainer.ppo.core_algos:compute_gae_advantage_return
     """
     rewards_t, values_t = token_level_rewards.T.contiguous(), values.T.contiguous()  # [R, B]

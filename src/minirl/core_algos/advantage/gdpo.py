@@ -31,8 +31,7 @@ def compute_gdpo_outcome_advantage(
     """A = m·whiten(Σ_k w_k A_k; m), A_k the GRPO advantage of reward k; w_k = 1 unless weights are given.
 
     Adding raw rewards lets the one with the widest spread drown the others; after GRPO's normalisation each
-    has spread 1 within its group. verl never passes `norm_adv_by_std_in_grpo` to this estimator; here it
-    works.
+    has spread 1 within its group. verl never passes `norm_adv_by_std_in_grpo` on to it.
     Raises ValueError when the number of weights is not K.
     Paper: https://arxiv.org/abs/2601.05242. Cost: one pass over [B, R]: a row is one number until the end,
     and whitening weighs it by its length.
@@ -56,8 +55,7 @@ def compute_gdpo_outcome_advantage(
 def gdpo_component_scores(
     non_tensor_batch: Mapping[str, np.ndarray], gdpo_reward_keys: Sequence[str]
 ) -> Tensor:
-    """[K, B] float32: the columns `algorithm.gdpo_reward_keys` of non_tensor_batch, as compute_score returned
-    them.
+    """[K, B] float32: the columns `algorithm.gdpo_reward_keys` of what compute_score returned.
 
     Raises ValueError when there are no keys or a key is not a column.
     """

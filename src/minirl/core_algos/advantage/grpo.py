@@ -29,8 +29,7 @@ def compute_grpo_outcome_advantage(
     `norm_adv_by_std_in_grpo`.
 
     S_i sums the whole row, masked tokens included. σ_g is the unbiased std: two scores 1, 0 give ±0.7071. A
-    group of equal scores gives exact zeros. A row alone in its group keeps its raw score (μ = 0, σ = 1), as
-    in verl.
+    group of equal scores gives exact zeros. A row alone keeps its raw score (μ = 0, σ = 1), as in verl.
     Papers: https://arxiv.org/abs/2402.03300, https://arxiv.org/abs/2503.20783. Cost: two passes over [B, R].
     verl: verl.trainer.ppo.core_algos:compute_grpo_outcome_advantage
     """

@@ -24,8 +24,7 @@ def compute_grpo_passk_outcome_advantage(
     epsilon: float = 1e-6,
     norm_adv_by_std_in_grpo: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Best row of each group: (S_1st - S_2nd) / (σ_g + ε), without the division if not norm_...; other rows
-    0.
+    """Best row of each group: (S_1st - S_2nd) / (σ_g + ε), undivided if not norm_...; other rows 0.
 
     When the best score is shared, nobody gets anything. With 0/1 rewards a group teaches only if exactly one
     answer is right.

@@ -1,5 +1,4 @@
-"""Bypass mode: the rollout's log-probs stand in for the old policy's; correction and rejection happen in the
-loss.
+"""Bypass mode: the rollout's log-probs stand in for the old policy's; corrected within the loss.
 
 old_log_prob (= rollout_log_probs), log_prob, advantages, response_mask [B, R] -> scalar loss, metrics.
 verl: verl.trainer.ppo.core_algos:compute_policy_loss_bypass_mode, compute_policy_loss_reinforce

@@ -1,5 +1,4 @@
-"""Clip-Cov: against entropy collapse, a few tokens with a high covariance of advantage and log-prob get no
-gradient.
+"""Clip-Cov: against entropy collapse, a few tokens of high covariance (A, log-prob) get no gradient.
 
 old_log_prob, log_prob, advantages, response_mask [B, R] -> scalar loss, metrics.
 verl: verl.trainer.ppo.core_algos:compute_policy_loss_clip_cov
@@ -68,9 +67,7 @@ def compute_policy_loss_clip_cov(
 
 
 def centered_product(advantages: Tensor, log_prob: Tensor, response_mask: Tensor) -> Tensor:
-    """[B, R]: (A - mean A)(log_prob - mean log_prob), means over the mask: each token's part of the
-    covariance.
-    """
+    """[B, R]: (A - mean A)(log_prob - mean log_prob), a token's part of the covariance."""
     return (advantages - masked_mean(advantages, response_mask)) * (
         log_prob - masked_mean(log_prob, response_mask)
     )

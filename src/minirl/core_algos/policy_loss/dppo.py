@@ -33,11 +33,9 @@ def compute_policy_loss_dppo_tv(
     """ℓ = -A·sg(min(ρ, c))·log_prob·M with M = [π - π_old ≤ ε_high] if A > 0 else [π - π_old ≥ -ε_low].
 
     The total-variation distance of "this token or any other" is |π - π_old|. A rare token may multiply its
-    ratio many times and stay inside; a token of probability 0.9 hits the border soon. Outside, the gradient
-    is cut.
+    ratio many times and stay inside; a token of probability 0.9 hits the border soon. Outside: no gradient.
     Config: clip_ratio_low/high are thresholds on the *distance* here. c is 20: in verl 0.8.0 the line that
-    says 20 reads clip_ratio_c and so gets PPO's 3. Metrics as in vanilla; pg_clipfrac_lower counts truncated
-    ratios.
+    says 20 reads clip_ratio_c and so gets PPO's 3. pg_clipfrac_lower counts truncated ratios.
     Paper: https://arxiv.org/abs/2602.04879. verl: verl.trainer.ppo.core_algos:compute_policy_loss_dppo_tv
     """
     low, high = clip_range(config)
@@ -71,8 +69,7 @@ def compute_policy_loss_dppo_kl(
 ) -> PolicyLoss:
     """The same with the binary KL as distance: p_o(log p_o - log p) + (1 - p_o)·log((1 - p_o) / (1 - p)).
 
-    A token is inside while that is ≤ ε (ε_high for A > 0, else ε_low), or while π moved against the
-    advantage.
+    A token is inside while that is ≤ ε (ε_high for A > 0, else ε_low), or if π moved against A.
     Paper: https://arxiv.org/abs/2602.04879. verl: verl.trainer.ppo.core_algos:compute_policy_loss_dppo_kl
     """
     low, high = clip_range(config)

@@ -24,8 +24,7 @@ def compute_policy_loss_gpg(
     rollout_is_weights: Tensor | None = None,
     **global_batch_info: Unpack[GlobalBatchInfo],
 ) -> PolicyLoss:
-    """ℓ = -A·log_prob. Right for the first mini-batch after a rollout; later ones are off-policy,
-    uncorrected.
+    """ℓ = -A·log_prob. Right for the first mini-batch after a rollout; later ones are off-policy.
 
     Paper: https://arxiv.org/abs/2504.02546. verl: verl.trainer.ppo.core_algos:compute_policy_loss_gpg
     """
