@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from minirl.pin import find_symbol, use_verl
+from minirl.pin import LATER, find_symbol, use_verl
 
 pytestmark = pytest.mark.oracle
 use_verl()
@@ -98,3 +98,14 @@ def test_balancing_keeps_the_longest_rows_of_a_rank_in_the_middle():
     part = sorted(range(6), key=lambda row: (lengths[row], row))
     order = [lengths[row] for row in part[::2] + part[1::2][::-1]]
     assert order == [1, 3, 5, 9, 4, 1]
+
+
+def test_the_later_version_gives_the_value_loss_its_global_counts():
+    spec = "verl.workers.utils.losses:value_loss"
+    here, later = ("\n".join(find_symbol(spec, *version).lines) for version in ((), (LATER,)))
+    for name in (
+        "dp_size=dp_size",
+        "batch_num_tokens=batch_num_tokens",
+        "global_batch_size=global_batch_size",
+    ):
+        assert name in later and name not in here

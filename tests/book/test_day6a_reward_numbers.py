@@ -8,7 +8,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from minirl.pin import use_verl
+from minirl.pin import LATER, find_symbol, use_verl
 
 pytestmark = pytest.mark.oracle
 use_verl()
@@ -141,3 +141,14 @@ def test_a_result_without_reward_extra_info_breaks_the_streamed_path():
     )
     with pytest.raises(KeyError, match="reward_extra_info"):
         asyncio.run(worker._compute_score([output], {"raw_prompt": [{"role": "user", "content": "x"}]}))
+
+
+def test_the_later_version_keeps_the_broken_pair_and_pads_before_it_chunks():
+    def later(spec):
+        return "\n".join(find_symbol(f"verl.experimental.{spec}", LATER).lines)
+
+    assert 'return {"reward_score": rm_score}' in later(
+        "reward_loop.reward_loop:RewardLoopWorker.compute_score_disrm"
+    )
+    assert 'result["reward_extra_info"]' in later("agent_loop.agent_loop:AgentLoopWorker._compute_score")
+    assert "pad_dataproto_to_divisor" in later("reward_loop.reward_loop:RewardLoopManager.compute_rm_score")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from minirl.pin import use_verl, verl_root
+from minirl.pin import LATER, PIN, use_verl, verl_root
 from minirl.reward import gsm8k as minirl_gsm8k
 from minirl.reward.overlong import overlong_penalty
 
@@ -103,3 +103,9 @@ def test_hydra_wants_a_plus_before_these_keys(key):
     with pytest.raises(ConfigCompositionException, match="append"):
         verl_config(key)
     verl_config(f"+{key}")
+
+
+def test_only_the_pin_s_main_ppo_moves_the_old_keys():
+    texts = {v: (verl_root(v) / "verl" / "trainer" / "main_ppo.py").read_text() for v in (PIN, LATER)}
+    assert "config = migrate_legacy_reward_impl(config)" in texts[PIN]
+    assert "migrate_legacy_reward_impl" not in texts[LATER]
