@@ -1,11 +1,13 @@
-"""`python -m minirl config|trace [--preset ...] [key=value ...]`.
+"""`python -m minirl config|trace [--preset ...] [key=value ...]`, `python -m minirl explain launch|log FILE`.
 
-in: a command and overrides -> out: the composed configuration, or the table of one traced step, on stdout.
+in: a command and overrides -> out: the composed configuration, the table of one traced step, or an explained
+script or log, on stdout.
 verl: scripts/print_cfg.py (config)
 """
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from omegaconf import OmegaConf
 
@@ -16,6 +18,7 @@ from minirl.errors import OneLineParser, run
 _USAGE = """usage: python -m minirl COMMAND [--preset cpu|gpu|auto] [key=value ...]
   config   print the composed configuration (--resolve: with interpolations replaced)
   trace    run one training step and print what every station added (--json FILE: save it)
+  explain  launch FILE | log FILE: what a launch script of verl asks for, what a log of verl says (- is stdin)
 to train: python -m minirl.main_ppo [key=value ...]"""
 
 
@@ -63,7 +66,19 @@ def _trace(argv: list[str]) -> int:
     return 0
 
 
-_COMMANDS: dict[str, Callable[[list[str]], int]] = {"config": _config, "trace": _trace}
+def _explain(argv: list[str]) -> int:
+    parser = OneLineParser(prog="minirl explain", description="Explain a launch script or a log of verl.")
+    parser.add_argument("kind", choices=("launch", "log"))
+    parser.add_argument("file", metavar="FILE", help="read as text, never run; - is stdin")
+    args = parser.parse_args(argv)
+    text = sys.stdin.read() if args.file == "-" else Path(args.file).read_text(encoding="utf-8")
+    from minirl.explain import explain_launch, parse_log  # here, as the other commands do not need the tables
+
+    print((explain_launch if args.kind == "launch" else parse_log)(text).text())
+    return 0
+
+
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {"config": _config, "trace": _trace, "explain": _explain}
 
 if __name__ == "__main__":
     sys.exit(main())
