@@ -1,7 +1,7 @@
 """Keep notebooks stripped and written one way: `python book/strip_notebooks.py [--check] [files]`.
 
-in: notebooks/*.ipynb (or the files named) -> out: the same without outputs, counts and editor metadata, in one
-key order, with a final newline. Exits with 1 on a difference; with --check nothing is written.
+in: notebooks/*.ipynb (or the files named) -> out: the same without outputs, counts and editor metadata, in
+one key order, with a final newline. Exits with 1 on a difference; with --check nothing is written.
 """
 
 import argparse

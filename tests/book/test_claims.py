@@ -1,4 +1,4 @@
-"""Every claim of book/**/*.claims.yml: its symbol exists, its texts stand there, the test that it names exists."""
+"""Every claim of book/**/*.claims.yml: its symbol exists, its texts stand there, its test exists."""
 
 import ast
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""Every answer of data/quiz is computed by tests/book/quiz_answers/<chapter>.py, one function per question."""
+"""Every answer of data/quiz is computed by tests/book/quiz_answers/<chapter>.py, a function per question."""
 
 import importlib.util
 
