@@ -1,5 +1,9 @@
 """The GAE checker passes what verl computes, and names each slip that a reader makes."""
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -111,3 +115,12 @@ def test_try_it_reports_without_raising(capsys):
     try_it(gae)
     lines = capsys.readouterr().out.splitlines()
     assert [line[:2] for line in lines] == ["还没", "还不", "通过"]
+
+
+def test_the_solution_folded_into_the_notebook_passes():
+    path = Path(__file__).parents[2] / "notebooks" / "day3_ppo.ipynb"
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    text = next("".join(c["source"]) for c in cells if "<details>" in "".join(c["source"]))
+    names = {"torch": torch, "masked_whiten": masked_whiten}
+    exec(re.search(r"```python\n(.*?)```", text, re.S)[1], names)
+    check_gae(names["my_gae"])
