@@ -7,6 +7,7 @@ verl: verl.utils.groupwise:group_mean_std (and the id2score dicts inside each ve
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +26,9 @@ class Groups:
         first_seen: dict = {}
         ids = [first_seen.setdefault(label, len(first_seen)) for label in labels]
         self.labels = list(first_seen)
-        self.ids = torch.tensor(ids, device=device)  # [B]
+        self.ids = torch.from_numpy(np.array(ids, dtype=np.int64)).to(
+            device
+        )  # [B]; torch.tensor(list) is slow
         self.sizes = torch.bincount(self.ids, minlength=len(self.labels))  # [number of groups]
 
     @property
