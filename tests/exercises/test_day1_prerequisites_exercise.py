@@ -1,5 +1,9 @@
 """The day 1 checker accepts what verl computes and names each slip."""
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -54,3 +58,11 @@ def test_try_it_reports_without_raising(capsys):
     exercise.try_it(lambda z, ids, r: z[:, -r:])
     exercise.try_it(_right)
     assert [line[0] for line in capsys.readouterr().out.splitlines()] == ["…", "✘", "✔"]
+
+
+def test_the_solution_folded_into_the_notebook_passes():
+    notebook = Path(__file__).resolve().parents[2] / "notebooks/day1_prerequisites.ipynb"
+    text = "".join("".join(cell["source"]) for cell in json.loads(notebook.read_text("utf-8"))["cells"])
+    names: dict = {}
+    exec(re.search(r"<details>.*?```python\n(.*?)```", text, re.S)[1], names)
+    assert exercise.check_token_log_probs(names["token_log_probs"]).startswith("对了")

@@ -1,6 +1,8 @@
 """The day 2 cards say what the ledger says, and the checker explains the first card that is too early."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +48,10 @@ def test_try_it_reports_without_raising(capsys):
     for order in ([], RIGHT[::-1], RIGHT):
         exercise.try_it(order)
     assert [line[0] for line in capsys.readouterr().out.splitlines()] == ["…", "✘", "✔"]
+
+
+def test_the_solution_folded_into_the_notebook_passes():
+    notebook = Path(__file__).resolve().parents[2] / "notebooks/day2_source_map.ipynb"
+    text = "".join("".join(cell["source"]) for cell in json.loads(notebook.read_text("utf-8"))["cells"])
+    solution = re.search(r"<details>.*?`(\[.*?\])`", text, re.S)[1]
+    assert exercise.check_order(json.loads(solution)).startswith("十站")
