@@ -109,3 +109,15 @@ def test_only_the_pin_s_main_ppo_moves_the_old_keys():
     texts = {v: (verl_root(v) / "verl" / "trainer" / "main_ppo.py").read_text() for v in (PIN, LATER)}
     assert "config = migrate_legacy_reward_impl(config)" in texts[PIN]
     assert "migrate_legacy_reward_impl" not in texts[LATER]
+
+
+def test_the_overlong_options_of_the_page_build_a_dapo_manager():
+    from types import SimpleNamespace
+
+    from verl.trainer.ppo.reward import load_reward_manager
+
+    fences = re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    options = next(fence for fence in fences if "overlong" in fence).replace("\\\n", " ").split()
+    manager = load_reward_manager(verl_config(*options), SimpleNamespace())
+    assert type(manager).__name__ == "DAPORewardManager"
+    assert (manager.max_resp_len, manager.overlong_buffer_cfg.len) == (24, 8)
