@@ -32,9 +32,10 @@ def digest(patterns: tuple[str, ...]) -> str:
     return total.hexdigest()
 
 
-def changed(name: str, patterns: tuple[str, ...]) -> bool:
+def recorded(name: str) -> str | None:
+    """The digest at the last build that succeeded."""
     stamp = STAMPS / name
-    return not stamp.is_file() or stamp.read_text() != digest(patterns)
+    return stamp.read_text() if stamp.is_file() else None
 
 
 def main() -> int:
@@ -42,8 +43,10 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="drop every cached page and output first")
     everything = parser.parse_args().all
 
-    notebooks_stale = everything or changed("notebooks", NOTEBOOK_INPUTS)
-    pages_stale = notebooks_stale or changed("pages", PAGE_INPUTS)
+    # taken before the build: what is edited while it runs counts as new for the next one
+    now = {"notebooks": digest(NOTEBOOK_INPUTS), "pages": digest(PAGE_INPUTS)}
+    stale = {name for name, value in now.items() if everything or recorded(name) != value}
+    notebooks_stale, pages_stale = "notebooks" in stale, bool(stale)
     if notebooks_stale:
         shutil.rmtree(EXECUTED, ignore_errors=True)
     if pages_stale:
@@ -62,8 +65,8 @@ def main() -> int:
     done = subprocess.run(command, env=env, cwd=ROOT)
     if done.returncode == 0:
         STAMPS.mkdir(parents=True, exist_ok=True)
-        (STAMPS / "notebooks").write_text(digest(NOTEBOOK_INPUTS))
-        (STAMPS / "pages").write_text(digest(PAGE_INPUTS))
+        for name, value in now.items():
+            (STAMPS / name).write_text(value)
     return done.returncode
 
 
