@@ -1,4 +1,4 @@
-"""Every key that a short run prints has an entry in data/metrics.yml: minirl's trainer and verl's own fit()."""
+"""Every key that a short run prints has an entry in data/metrics.yml: minirl and verl's own fit()."""
 
 import pytest
 from runs import small

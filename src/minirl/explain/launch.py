@@ -121,14 +121,14 @@ def explain_launch(text: str) -> Launch:
 
 @lru_cache(maxsize=4)
 def pin_defaults(engine: str = "dp") -> DictConfig:
-    """The pin's whole configuration, as it ships it, for an engine: dp (FSDP), megatron, veomni, torchtitan."""
+    """The pin's whole configuration for an engine: dp (FSDP), megatron, veomni, torchtitan."""
     folder = verl_root() / "verl" / "trainer" / "config"
     path = folder / f"_generated_ppo_{engine}_trainer.yaml"
     return OmegaConf.load(path if path.is_file() else folder / "_generated_ppo_trainer.yaml")
 
 
 def default_text(key: str, engine: str = "dp") -> str | None:
-    """The default at the pin as one line, an interpolation with its value; None where there is no such key."""
+    """The default at the pin as one line, an interpolation with its value; None for no such key."""
     node = pin_defaults(engine)
     *parents, last = key.split(".")
     for name in parents:

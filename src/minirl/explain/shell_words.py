@@ -15,7 +15,7 @@ _COMMAND = re.compile(r"(?:.*/)?(?:python[\d.]*|torchrun|ray|verl)")
 
 
 def shell_words(text: str) -> Iterator[tuple[str, bool]]:
-    """Words in order; comments and quotes are gone, `NAME=value` outside a command is kept for later words."""
+    """Words in order, without comments and quotes; `NAME=value` outside a command fills later words."""
     reader = _Reader(text)
     in_command = False
     while (word := reader.next()) is not None:
