@@ -14,23 +14,27 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-
-import torch
-from safetensors.torch import load_file, save_file
-
-from minirl.workers.training_worker import TrainingWorker
+from typing import Protocol
 
 TRACKER = "latest_checkpointed_iteration.txt"  # verl's name
 
 
+class Checkpointed(Protocol):
+    """A group of workers that writes its model, optimizer and schedule to a folder, and reads them."""
+
+    def save_checkpoint(self, folder: str) -> object: ...
+
+    def load_checkpoint(self, folder: str) -> object: ...
+
+
 def save(
-    root: Path, step: int, workers: dict[str, TrainingWorker], state: dict, *, keep: int | None = None
+    root: Path, step: int, workers: dict[str, Checkpointed], state: dict, *, keep: int | None = None
 ) -> Path:
     """Write `root/global_step_<step>`, then point the tracker to it. A kill at any moment leaves the
     previous one.
 
     Args:
-        workers: by folder name, as verl has them: actor, critic.
+        workers: groups by folder name, as verl has them: actor, critic. Each writes and reads its own folder.
         state: what the trainer needs besides, as JSON.
         keep: how many step folders to keep; None = all.
     """
@@ -39,7 +43,7 @@ def save(
     for old in root.glob(".unfinished_*"):
         shutil.rmtree(old)
     for name, worker in workers.items():
-        _save_worker(unfinished / name, worker)
+        worker.save_checkpoint(str((unfinished / name).absolute()))
     files = {str(p.relative_to(unfinished)): _sha256(p) for p in sorted(unfinished.rglob("*")) if p.is_file()}
     _write(unfinished / "trainer.json", json.dumps(state | {"global_steps": step, "files": files}, indent=1))
     if final.exists():  # the same step again, after resuming from an earlier one
@@ -75,7 +79,7 @@ def find_latest(root: Path) -> Path | None:
     return folder
 
 
-def load(folder: Path, workers: dict[str, TrainingWorker], config: dict) -> dict:
+def load(folder: Path, workers: dict[str, Checkpointed], config: dict) -> dict:
     """Restore weights, optimizers and schedules; returns the trainer's state.
 
     Args:
@@ -98,12 +102,19 @@ def load(folder: Path, workers: dict[str, TrainingWorker], config: dict) -> dict
             raise ValueError(f"checkpoint {folder} is torn: {name} is missing or changed; use an earlier one")
     _check_config(folder, saved=state["config"], wanted=config)
     for name, worker in workers.items():
-        _load_worker(folder / name, worker)
+        worker.load_checkpoint(str((folder / name).absolute()))
     return state
 
 
-# what may differ between a run and its continuation: where and how often it reports, and when it ends
-_FREE = ("trainer.", "reward.", "data.val", "actor_rollout_ref.rollout.val_kwargs")
+# what may differ between a run and its continuation: where it runs, what it reports, when it ends
+_FREE = (
+    "trainer.",
+    "reward.",
+    "data.val",
+    "actor_rollout_ref.rollout.val_kwargs",
+    "minirl.placement",
+    "minirl.worker_timeout",
+)
 _BINDING = ("trainer.nnodes", "trainer.n_gpus_per_node", "trainer.critic_warmup", "trainer.balance_batch")
 
 
@@ -125,42 +136,6 @@ def _leaves(node: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
-
-
-def _save_worker(folder: Path, worker: TrainingWorker) -> None:
-    folder.mkdir(parents=True)
-    worker.module.save_pretrained(folder)
-    tensors = {
-        f"{i}.{key}": value.contiguous()
-        for i, slot in worker.optimizer.state_dict()["state"].items()
-        for key, value in slot.items()
-    }
-    save_file(tensors, folder / "optimizer.safetensors")
-    _write(folder / "schedule.json", json.dumps({"last_epoch": worker.lr_scheduler.last_epoch}))
-
-
-def _load_worker(folder: Path, worker: TrainingWorker) -> None:
-    device = next(iter(worker.parameters)).device
-    missing = worker.module.load_state_dict(
-        load_file(folder / "model.safetensors", device=str(device)), strict=False
-    )
-    tied = set(worker.module.state_dict()) - dict(worker.module.named_parameters()).keys()
-    if unknown := [k for k in missing.missing_keys if k not in tied] + missing.unexpected_keys:
-        raise ValueError(f"checkpoint {folder} is of another model: {unknown[:3]} do not match model.path")
-    slots: dict[int, dict[str, torch.Tensor]] = {}
-    for name, tensor in load_file(folder / "optimizer.safetensors").items():
-        index, key = name.split(".", 1)
-        slots.setdefault(int(index), {})[key] = tensor
-    worker.optimizer.load_state_dict({**worker.optimizer.state_dict(), "state": slots})
-    schedule = worker.lr_scheduler
-    schedule.last_epoch = json.loads((folder / "schedule.json").read_text())["last_epoch"]
-    rates = [
-        base * fn(schedule.last_epoch)
-        for base, fn in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
-    ]
-    for param_group, rate in zip(worker.optimizer.param_groups, rates, strict=True):
-        param_group["lr"] = rate
-    schedule._last_lr = rates
 
 
 def _sha256(path: Path) -> str:

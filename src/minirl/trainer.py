@@ -49,11 +49,11 @@ from minirl.metrics import (
 from minirl.protocol import DataProto
 from minirl.reward.manager import extract_reward, load_reward_manager
 from minirl.rollout.load import load_rollout
-from minirl.single_controller.local import LocalWorkerGroup
+from minirl.single_controller.place import place_workers
 from minirl.trace import station
 from minirl.workers.actor import ActorWorker
 from minirl.workers.critic import CriticWorker
-from minirl.workers.model import load_tokenizer
+from minirl.workers.model import load_causal_lm, load_tokenizer
 from minirl.workers.ref import RefWorker
 from minirl.workers.teacher import TeacherWorker
 
@@ -132,14 +132,20 @@ class PPOTrainer:
 
     def init_workers(self) -> None:
         """Build the models that this configuration needs. verl: RayPPOTrainer.init_workers"""
-        models, trainer = self.config.actor_rollout_ref, self.config.trainer
-        ranks = trainer.nnodes * trainer.n_gpus_per_node
-        place = functools.partial(LocalWorkerGroup, world_size=ranks, device=trainer.device)
-        self.actor_wg = place(ActorWorker, models, distillation=self.config.distillation)
-        self.ref_wg = place(RefWorker, models) if self.use_reference_policy else None
-        self.critic_wg = place(CriticWorker, self.config.critic) if self.use_critic else None
-        self.teacher_wg = place(TeacherWorker, self.config) if self.config.distillation.enabled else None
-        self.rollout = load_rollout(models.rollout, self.actor_wg.workers[0].module, self.tokenizer)
+        config, models = self.config, self.config.actor_rollout_ref
+        roles = {"actor": functools.partial(ActorWorker, models, distillation=config.distillation)}
+        if self.use_reference_policy:
+            roles["ref"] = functools.partial(RefWorker, models)
+        if self.use_critic:
+            roles["critic"] = functools.partial(CriticWorker, config.critic)
+        if config.distillation.enabled:
+            roles["teacher"] = functools.partial(TeacherWorker, config)
+        groups = place_workers(config, roles)
+        self.actor_wg, self.ref_wg = groups["actor"], groups.get("ref")
+        self.critic_wg, self.teacher_wg = groups.get("critic"), groups.get("teacher")
+        dtype = models.actor.fsdp_config.model_dtype
+        model = load_causal_lm(models.model.path, dtype=dtype, device=config.trainer.device)
+        self.rollout = load_rollout(models.rollout, model, self.tokenizer)
 
     # -- the loop --------------------------------------------------------------------------------------------
 
@@ -379,7 +385,7 @@ class PPOTrainer:
 
         verl: CheckpointEngineManager.update_weights
         """
-        self.rollout.update_weights(self.actor_wg.named_weights()[0], version=self.global_steps)
+        self.rollout.update_weights(self.actor_wg.named_weights(), version=self.global_steps)
         return batch
 
     # -- around the stations ---------------------------------------------------------------------------------
@@ -526,8 +532,7 @@ class PPOTrainer:
         self.kl_ctrl_in_reward.value = state["kl_coef"]
 
     def _trained_workers(self) -> dict:
-        workers = {"actor": self.actor_wg.workers[0]}
-        return workers | ({"critic": self.critic_wg.workers[0]} if self.use_critic else {})
+        return {"actor": self.actor_wg} | ({"critic": self.critic_wg} if self.use_critic else {})
 
 
 def filter_values(batch: DataProto, metric: str) -> np.ndarray:

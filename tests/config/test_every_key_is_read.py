@@ -28,7 +28,7 @@ UNREAD = {
     },
     "algorithm.filter_groups": REFUSED,
     "distillation": REFUSED,
-    "minirl.placement": REFUSED,
+    "minirl.worker_timeout": "read by the Ray placement only, which starts processes",
     f"{ROLLOUT}.log_prob_use_dynamic_bsz": "must equal the actor's, so only validate looks at it",
     f"{ROLLOUT}.log_prob_max_token_len_per_gpu": "the actor worker uses ppo_max_token_len_per_gpu for both",
 }  # fmt: skip

@@ -49,9 +49,8 @@ def changed(*overrides: str) -> DictConfig:
         (["algorithm.adv_estimator=gdpo"], ["gdpo_reward_keys"]),
         (["algorithm.filter_groups.enable=true"], ["filter_groups.metric"]),
         (["distillation.enabled=true"], ["teacher_model.model_path"]),
-        (["distillation.enabled=true", "distillation.teacher_models.teacher_model.model_path=x"], ["so far"]),
-        (["algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=acc"], ["so far"]),
-        (["minirl.placement=ray"], ["only does local so far"]),
+        (["minirl.placement=rai"], ["minirl.placement=rai", "did you mean ray?"]),
+        (["minirl.worker_timeout=0"], ["minirl.worker_timeout=0"]),
         (["data.gen_batch_size=0"], ["data.gen_batch_size=0"]),
     ],
 )  # fmt: skip

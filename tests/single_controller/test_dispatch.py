@@ -1,84 +1,37 @@
-"""Each dispatch mode: what every rank receives, and what the caller gets back."""
+"""Each dispatch mode, in both placements: what every rank receives, and what the caller gets back."""
 
 import threading
 
 import pytest
 import torch
+from single_controller.probe import Probe, plus_one
 
 from minirl.protocol import DataProto
-from minirl.single_controller.decorator import (
-    Dispatch,
-    Execute,
-    make_nd_compute_dataproto_dispatch_fn,
-    register,
-)
+from minirl.single_controller.decorator import Dispatch, register
 from minirl.single_controller.local import LocalWorkerGroup
-
-
-class Probe:
-    def __init__(self, *, group):
-        self.group = group
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def one_to_all(self, x):
-        return self.group.rank, x
-
-    @register()
-    def untouched(self, x):
-        return x
-
-    @register(dispatch_mode=Dispatch.DP_COMPUTE)
-    def per_rank(self, x):
-        return x * 10
-
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
-    def rows(self, data):
-        data.batch["rank"] = torch.full((len(data),), self.group.rank)
-        return data
-
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
-    def apply(self, fn, data):
-        return fn(data)
-
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
-    def count(self, data):
-        return len(data)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL, execute_mode=Execute.RANK_ZERO)
-    def rank_zero(self, x):
-        return x
-
-    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn("actor"))
-    def meshed(self, data):  # peers of one data-parallel rank get the same chunk: build a new one
-        return DataProto.from_dict({"x": data.batch["x"], "rank": torch.full((len(data),), self.group.rank)})
-
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
-    def later(self, data):
-        return data
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def meet(self, x):
-        if x == "rank 1 fails" and self.group.rank == 1:
-            raise RuntimeError("the cause")
-        return self.group.all_reduce(torch.tensor([float(self.group.rank + 1)]))
-
-    def _query_dispatch_info(self, mesh):
-        return self.group.rank // 2  # two workers per data-parallel rank
-
-    def _query_collect_info(self, mesh):
-        return self.group.rank % 2 == 0
-
-    def unlabelled(self):
-        return "unreachable"
 
 
 def data(rows=4):
     return DataProto.from_dict({"x": torch.arange(rows)})
 
 
-@pytest.fixture
-def two():
+@pytest.fixture(scope="module")
+def local_two():
     return LocalWorkerGroup(Probe, world_size=2)
+
+
+@pytest.fixture(scope="module")
+def ray_two(ray_cluster):
+    from minirl.single_controller.ray import RayWorkerGroup
+
+    group = RayWorkerGroup(Probe, world_size=2)
+    yield group
+    group.shutdown()
+
+
+@pytest.fixture(params=["local", "ray"])
+def two(request):
+    return request.getfixturevalue(f"{request.param}_two")
 
 
 def test_one_to_all_gives_every_rank_the_same_argument(two):
@@ -110,11 +63,7 @@ def test_uneven_rows_are_refused_unless_the_batch_allows_padding(two):
 
 
 def test_function_first_then_rows(two):
-    assert two.apply(_plus_one, data()).batch["x"].tolist() == [1, 2, 3, 4]
-
-
-def _plus_one(part):
-    return DataProto.from_dict({"x": part.batch["x"] + 1})
+    assert two.apply(plus_one, data()).batch["x"].tolist() == [1, 2, 3, 4]
 
 
 def test_metric_mode_splits_rows_but_keeps_a_list(two):
@@ -148,6 +97,9 @@ def test_a_mesh_splits_by_data_parallel_rank_and_collects_one_of_each():
 def test_non_blocking_calls_give_a_future_that_feeds_the_next_call(two):
     future = two.later(data())
     assert future.get().batch["x"].tolist() == [0, 1, 2, 3]
+    uneven = data(3)
+    uneven.meta_info["_verl_auto_padding"] = True
+    assert two.later(uneven).get().batch["x"].tolist() == [0, 1, 2]
     assert two.rows(two.later(data())).batch["x"].tolist() == [0, 1, 2, 3]
 
 
@@ -160,7 +112,14 @@ def test_all_reduce_sums_over_ranks(two):
     assert [t.item() for t in two.meet("go")] == [3.0, 3.0]
 
 
-def test_a_failing_rank_is_reported_by_its_own_error_and_the_group_lives_on(two):
+def test_an_error_of_all_ranks_leaves_the_group_alive(two):
+    with pytest.raises(FloatingPointError, match="the cause everywhere"):
+        two.meet("all fail")
+    assert [t.item() for t in two.meet("go")] == [3.0, 3.0]
+
+
+def test_a_failing_rank_is_reported_by_its_own_error_and_local_ranks_live_on():
+    two = LocalWorkerGroup(Probe, world_size=2)
     with pytest.raises(RuntimeError, match="the cause"):
         two.meet("rank 1 fails")
     assert [t.item() for t in two.meet("go")] == [3.0, 3.0]

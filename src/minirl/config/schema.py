@@ -306,6 +306,7 @@ class MiniRL:
     seed: int = MISSING
     placement: str = MISSING
     num_threads: int = MISSING
+    worker_timeout: float = MISSING
 
 
 @dataclass

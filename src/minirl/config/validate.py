@@ -24,10 +24,6 @@ _CHOICES = {
     "trainer.resume_mode": ("auto", "disable", "resume_path"),
     "minirl.placement": ("local", "ray"),
 }
-# keys whose other values nothing in minirl acts on so far
-_NOT_YET = {
-    "minirl.placement": "local",
-}
 _POSITIVE = (
     "data.train_batch_size",
     "data.max_prompt_length",
@@ -41,6 +37,7 @@ _POSITIVE = (
     "trainer.nnodes",
     "trainer.n_gpus_per_node",
     "minirl.num_threads",
+    "minirl.worker_timeout",
 )
 
 
@@ -96,9 +93,6 @@ def validate(config: DictConfig) -> None:
     _check_algorithm(config)
     if config.trainer.resume_mode == "resume_path" and not config.trainer.resume_from_path:
         raise ValueError("trainer.resume_mode=resume_path needs trainer.resume_from_path=<checkpoint folder>")
-    for key, only in _NOT_YET.items():
-        if _select(config, key) != only:
-            raise ValueError(f"{key}={_select(config, key)}: minirl's trainer only does {only} so far")
 
 
 def _select(config: DictConfig, key: str):

@@ -7,7 +7,17 @@ verl: verl.single_controller.base.worker_group:WorkerGroup
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
+
+from minirl.protocol import DataProto, DataProtoFuture
 from minirl.single_controller.decorator import MAGIC_ATTR, PADDING_SIZE_KEY, Execute, dispatch_fns
+
+
+def labelled_methods(worker_cls: type) -> dict[str, dict]:
+    """The methods of a class that carry a `@register` label, and the labels."""
+    labels = {name: getattr(getattr(worker_cls, name, None), MAGIC_ATTR, None) for name in dir(worker_cls)}
+    return {name: label for name, label in labels.items() if label is not None}
 
 
 class WorkerGroup:
@@ -49,13 +59,20 @@ class WorkerGroup:
         Raises:
             KeyError: a method is labelled with a mode that has no functions.
         """
-        names = []
-        for name in dir(worker_cls):
-            label = getattr(getattr(worker_cls, name, None), MAGIC_ATTR, None)
-            if label is not None:
-                setattr(self, name, self._bound(name, **label))
-                names.append(name)
-        return names
+        self._labels = labelled_methods(worker_cls)
+        for name, label in self._labels.items():
+            setattr(self, name, self._bound(name, **label))
+        return list(self._labels)
+
+    def spawn(self, prefix_set: Iterable[str]) -> dict[str, RoleGroup]:
+        """One group per role of a colocated class, on these same workers; its methods have no prefix.
+
+        verl: verl.single_controller.ray.base:RayWorkerGroup.spawn
+        """
+        return {role: RoleGroup(self, role) for role in prefix_set}
+
+    def shutdown(self) -> None:
+        """End the workers' processes, where there are any."""
 
     def _bound(self, name, *, dispatch_mode, execute_mode, blocking):
         fns = dispatch_fns(dispatch_mode)
@@ -65,9 +82,43 @@ class WorkerGroup:
             args, kwargs = fns.dispatch_fn(self, *args, **kwargs)
             padding = kwargs.pop(PADDING_SIZE_KEY, 0)
             output = fns.collect_fn(self, execute(name, args, kwargs, blocking))
-            if padding:  # drop the rows that were added to make the batch divisible
+            if padding and isinstance(output, DataProtoFuture):
+                output.collect_fn = functools.partial(_concat_without, padding)
+            elif padding:  # drop the rows that were added to make the batch divisible
                 output = output[: len(output) - padding]
             return output
 
         call.__name__ = name
         return call
+
+
+def _concat_without(padding: int, parts: list[DataProto]) -> DataProto:
+    whole = DataProto.concat(parts)
+    return whole[: len(whole) - padding]
+
+
+class RoleGroup(WorkerGroup):
+    """One role of a group whose workers each hold several (`create_colocated_worker_cls`)."""
+
+    def __init__(self, whole: WorkerGroup, role: str) -> None:
+        super().__init__()
+        self.world_size, self._whole, self._prefix = whole.world_size, whole, f"{role}_"
+        self._labels = {
+            name.removeprefix(self._prefix): label
+            for name, label in whole._labels.items()
+            if name.startswith(self._prefix)
+        }
+        if not self._labels:
+            raise ValueError(f"no role {role!r} in this group: it has {sorted(whole._labels)}")
+        for name, label in self._labels.items():
+            setattr(self, name, self._bound(name, **label))
+        self.method_names = list(self._labels)
+
+    def execute_all(self, method_name, args, kwargs, blocking):
+        return self._whole.execute_all(self._prefix + method_name, args, kwargs, blocking)
+
+    def execute_rank_zero(self, method_name, args, kwargs, blocking):
+        return self._whole.execute_rank_zero(self._prefix + method_name, args, kwargs, blocking)
+
+    def shutdown(self) -> None:
+        self._whole.shutdown()

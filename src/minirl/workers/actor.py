@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 from minirl.core_algos.distillation import uses_topk
 from minirl.protocol import DataProto
-from minirl.single_controller.decorator import Dispatch, register
+from minirl.single_controller.decorator import Dispatch, Execute, register
 from minirl.workers.losses import distillation_ppo_loss, ppo_loss
 from minirl.workers.model import forward_log_probs, load_causal_lm
 from minirl.workers.process_group import ProcessGroup
@@ -78,9 +78,12 @@ class ActorWorker(TrainingWorker):
         """
         return DataProto(meta_info={"metrics": self.train_mini_batch(data)})
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, execute_mode=Execute.RANK_ZERO)
     def named_weights(self) -> list[tuple[str, torch.Tensor]]:
-        """What the rollout needs to follow the actor. verl: ...ActorRolloutRefWorker.update_weights"""
+        """What the rollout needs to follow the actor; all ranks hold the same, so rank 0 speaks for them.
+
+        verl: verl.workers.engine_workers:ActorRolloutRefWorker.update_weights
+        """
         return list(self._named_weights())
 
     def _named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:

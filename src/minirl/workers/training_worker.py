@@ -8,6 +8,7 @@ verl: verl.workers.engine_workers:TrainingWorker
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import torch
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 from minirl.balance import rearrange_micro_batches
 from minirl.metrics import Metric, append_to_dict
 from minirl.protocol import DataProto
+from minirl.single_controller.decorator import Dispatch, register
+from minirl.workers import model_files
 from minirl.workers.process_group import ProcessGroup, SoloGroup, average_gradients
 
 LossFn = Callable[[dict[str, Tensor], DataProto], tuple[Tensor, dict]]
@@ -144,6 +147,24 @@ class TrainingWorker:
             self.lr_scheduler.step()
             metrics["lr"] = self.lr_scheduler.get_last_lr()[0]
         return metrics | memory_metrics(next(iter(self.parameters)).device)
+
+    # -- checkpoints -----------------------------------------------------------------------------------------
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, folder: str) -> None:
+        """Rank 0 writes for all: their weights and moments are equal.
+
+        verl: verl.workers.engine_workers:TrainingWorker.save_checkpoint
+        """
+        if self.group.rank == 0:
+            model_files.save(Path(folder), self.module, self.optimizer, self.lr_scheduler)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, folder: str) -> None:
+        """Every rank reads. verl: verl.workers.engine_workers:TrainingWorker.load_checkpoint"""
+        model_files.load(Path(folder), self.module, self.optimizer, self.lr_scheduler)
+
+    # -- pieces ----------------------------------------------------------------------------------------------
 
     def _micro_batches(self, data: DataProto, size: int | None) -> Iterator[tuple[DataProto, Tensor]]:
         """Pieces of the batch and their row numbers. verl: verl.workers.engine.utils:prepare_micro_batches"""
