@@ -282,13 +282,13 @@ def test_json_keeps_everything_that_is_shown(traced, tmp_path):
 # ---- what is shown ------------------------------------------------------------------
 
 GOLDEN = """\
-b = 2（一步的 prompt 数）；B = 6（一步的轨迹数）；G = 3（一组的轨迹数）；P = 4（补齐后的 prompt 长度）；R = 5（补齐后的回答长度）
+b = 2（一步的 prompt 数）；B = 6（一步的轨迹数）；G = 3（一组的轨迹数）；P = 4（填充后的 prompt 长度）；R = 5（填充后的响应长度）
 
 4 打分 reward，_ s，行序变了
   + 新增    rm_scores            batch                         [B, R] = [6, 5]                 float32  120   AgentLoopWorker._postprocess
   另有 11 个键未变
 
-7 计算优势 advantage，_ s
+7 优势 advantage，_ s
   + 新增    token_level_scores   batch                         [B, R] = [6, 5]，即 rm_scores   float32  120   RayPPOTrainer.fit
   + 新增    token_level_rewards  batch                         [B, R] = [6, 5]，即 rm_scores   float32  120   RayPPOTrainer.fit
   + 新增    advantages           batch                         [B, R] = [6, 5]                 float32  120   compute_advantage
@@ -345,7 +345,7 @@ def test_the_html_table_says_the_same_as_the_text(traced):
     page = read(traced._repr_html_())
     assert page.tags <= {"style", "div", "table", "caption", "thead", "tbody", "tr", "th", "td", "code"}
     words = " ".join(page.text)
-    for cell in ("3 生成回答 rollout", "+ 新增", "rm_scores", "[B, P+R] = [6, 9]", "[b] = [2]", "行序变了"):
+    for cell in ("3 生成 rollout", "+ 新增", "rm_scores", "[B, P+R] = [6, 9]", "[b] = [2]", "行序变了"):
         assert cell in words
 
 

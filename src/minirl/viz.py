@@ -96,7 +96,7 @@ HEADS = ("标记", "键", "容器", "之前", "之后", "dtype", "字节", "写�
 
 
 def heading(record: StationRecord) -> str:
-    """E.g. "3 生成回答 rollout，1.234 s，16 行 → 128 行"."""
+    """E.g. "3 生成 rollout，1.234 s，16 行 → 128 行"."""
     number = [station.id for station in STATIONS].index(record.name) + 1
     text = f"{number} {TITLES[record.name]} {record.name}，{record.seconds:.3f} s"
     if record.rows_before != record.rows_after:
@@ -184,7 +184,7 @@ class TokenStrip:
             )
             body += f'<tr><th class="k" scope="row"><code>{name}</code></th>{cells}</tr>'
         caption = (
-            f"<caption>轨迹 {self.sample}：左边是 prompt，右边是回答的 {len(self.tokens)} 个 token</caption>"
+            f"<caption>轨迹 {self.sample}：左边是 prompt，右边是响应的 {len(self.tokens)} 个 token</caption>"
         )
         return f'{OPEN}<table class="strip">{caption}{head}{body}</table></div>'
 

@@ -121,6 +121,8 @@ def test_the_solution_folded_into_the_notebook_passes():
     path = Path(__file__).parents[2] / "notebooks" / "day3_ppo.ipynb"
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     text = next("".join(c["source"]) for c in cells if "<details>" in "".join(c["source"]))
-    names = {"torch": torch, "masked_whiten": masked_whiten}
+    exercise = next("".join(c["source"]) for c in cells if "try_it(my_gae)" in "".join(c["source"]))
+    names = {"torch": torch}
+    exec("\n".join(line for line in exercise.splitlines() if line.startswith("from ")), names)
     exec(re.search(r"```python\n(.*?)```", text, re.S)[1], names)
     check_gae(names["my_gae"])

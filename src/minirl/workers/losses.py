@@ -8,6 +8,7 @@ verl: verl.workers.utils.losses
 
 from __future__ import annotations
 
+import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
@@ -52,7 +53,14 @@ def ppo_loss(config: DictConfig, model_output: dict[str, Tensor], data: DataProt
     info = global_batch_info(data, config.loss_scale_factor)
     log_prob = model_output["log_probs"]
 
-    loss, pg_metrics = get_policy_loss_fn(config.policy_loss.loss_mode)(
+    mode = config.policy_loss.loss_mode
+    # clip_cov draws tokens at random: from a generator of its own, so that a resumed run draws the same
+    draw = (
+        {"generator": torch.Generator().manual_seed(data.meta_info["global_steps"])}
+        if mode == "clip_cov"
+        else {}
+    )
+    loss, pg_metrics = get_policy_loss_fn(mode)(
         old_log_prob=batch["old_log_probs"],
         log_prob=log_prob,
         advantages=batch["advantages"],
@@ -60,6 +68,7 @@ def ppo_loss(config: DictConfig, model_output: dict[str, Tensor], data: DataProt
         loss_agg_mode=config.loss_agg_mode,
         config=config,
         rollout_is_weights=batch.get("rollout_is_weights", None),
+        **draw,
         **info,
     )
     # what the policy loss reports is a mean over this micro-batch; the loss itself is a share of the mini-
