@@ -134,6 +134,17 @@ def test_a_combination_that_does_something_else_is_pointed_out(overrides, words)
     assert any(words in note for note in launch(*overrides).notes)
 
 
+def test_a_size_that_is_no_number_is_named_and_stops_the_other_notes():
+    assert launch("data.train_batch_size=null").notes == ["data.train_batch_size=None：要写一个正整数"]
+    assert launch("trainer.nnodes=two").notes == ["trainer.nnodes=two：要写一个正整数"]
+
+
+def test_what_a_command_computes_and_a_whole_section_leave_the_defaults():
+    found = launch("data.train_batch_size=`nproc`", "data.max_prompt_length=$(nproc)", "critic=dp_critic")
+    assert found.config.data.train_batch_size == 1024 and found.config.data.max_prompt_length == 512
+    assert found.config.critic.optim.lr == 1e-5
+
+
 def test_a_plain_line_has_no_notes():
     assert launch("data.train_batch_size=512").notes == []
 

@@ -215,8 +215,15 @@ def _effective(options: list[Option], engine: str) -> DictConfig:
 
 def _settable(options: list[Option]) -> Iterator[tuple[str, object]]:
     for option in options:
-        if option.prefix != "~" and "$" not in option.value and option.consumer != "没有人":
-            yield option.key, _parsed(option.key, option.value)
+        is_open = re.search(r"[$`]", option.value)
+        if option.prefix == "~" or is_open or option.consumer == "没有人" or _is_section(option.key):
+            continue
+        yield option.key, _parsed(option.key, option.value)
+
+
+def _is_section(key: str) -> bool:
+    """Whether the key is a whole section: written alone it chooses a yaml file, it sets no value."""
+    return isinstance(OmegaConf.select(pin_defaults(), key, throw_on_missing=False), DictConfig)
 
 
 def _parsed(key: str, text: str) -> object:

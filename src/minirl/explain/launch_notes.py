@@ -7,7 +7,7 @@ verl: verl.utils.config:validate_config, verl.trainer.ppo.utils
 
 from collections.abc import Callable, Sequence
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from minirl.explain.arithmetic import batch_arithmetic
 
@@ -20,10 +20,25 @@ _GROUPED = (
     "gpg",
     "reinforce_plus_plus_baseline",
 )
+_COUNTS = (
+    "data.train_batch_size",
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.actor.ppo_epochs",
+    "trainer.nnodes",
+    "trainer.n_gpus_per_node",
+)
 
 
 def notes_on(options: Sequence, config: DictConfig) -> list[str]:
     """The notes that hold for this script."""
+    unusable = [
+        f"{key}={value}：要写一个正整数"
+        for key in _COUNTS
+        if not isinstance(value := OmegaConf.select(config, key), int) or value < 1
+    ]
+    if unusable:
+        return unusable
     keys = {option.key for option in options}
     found = [note(keys, config) for note in NOTES]
     return [text for text in found if text]

@@ -76,8 +76,9 @@ class _Reader:
             return self.text[self.at - 1]
         if char == "$":
             return self._dollar()
-        self.at += 1
-        return char
+        start = self.at
+        self.at = self._until("`", start + 1) + 1 if char == "`" else start + 1  # "`...`" is a command too
+        return self.text[start : self.at]
 
     def _dollar(self) -> str:
         start = self.at
