@@ -12,6 +12,10 @@ from fontTools import subset
 from fontTools.ttLib import TTFont
 from katex_math import KATEX
 
+# The theme loads the search index on every page, for a search-as-you-type that we do not use.
+_SEARCH_SCRIPT = re.compile(
+    r'\s*<script src="[^"]*(?:searchindex|searchtools|language_data)\.js[^"]*"></script>'
+)
 _ICON_RULE = re.compile(r'((?:\.fa-[\w-]+:before,?)+)\{content:"\\([0-9a-f]{4})"\}')
 _ICON_CLASS = re.compile(r"\bfa-[a-z0-9-]+\b")
 _CODEPOINT = re.compile(r'"\\([ef][0-9a-f]{3})"')
@@ -28,6 +32,10 @@ def finish(app, exception) -> None:
     if exception or app.builder.name != "html":
         return
     static = Path(app.outdir) / "_static"
+    for page in Path(app.outdir).rglob("*.html"):
+        if page.name != "search.html":
+            html = page.read_text(encoding="utf-8")
+            page.write_text(_SEARCH_SCRIPT.sub("", html), encoding="utf-8")
     _katex(Path(app.srcdir) / KATEX / "dist", static / "katex")
     _icons(Path(app.outdir), static)
     (static / "scripts" / "fontawesome.js").write_text("", encoding="utf-8")  # 1.5 MB; the web font does it
