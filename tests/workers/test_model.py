@@ -3,7 +3,7 @@
 import torch
 from workers import tiny
 
-from minirl.workers.model import forward_log_probs, forward_values
+from minirl.workers.model import forward_log_probs, forward_values, load_value_model
 
 
 def test_log_probs_are_those_of_each_sequence_alone_without_padding():
@@ -48,3 +48,9 @@ def test_entropy_and_sum_pi_squared_are_those_of_the_tempered_distribution():
         torch.testing.assert_close(out[name][:, : pi.shape[1]], want * mask, rtol=1e-4, atol=1e-5)
     cold = forward_log_probs(model, batch, temperature=1.0, calculate_entropy=True)["entropy"]
     assert (out["entropy"][:, 0] > cold[:, 0]).all()
+
+
+def test_every_rank_draws_the_same_new_value_head(tmp_path):
+    tiny.causal_lm().save_pretrained(tmp_path)
+    one, other = (load_value_model(str(tmp_path)).score.weight for _ in range(2))
+    assert torch.equal(one, other) and one.abs().sum() > 0

@@ -33,6 +33,7 @@ from minirl.workers.process_group import SoloGroup
 
 TRACEBACK_LINES = 8
 GRACE = 2.0  # seconds that the other ranks get to end a call in which one of them failed
+START_ATTEMPTS = 5
 ECHO_GRACE = 20.0  # the same, while all that is known is that somebody's peer is gone
 RESUME = "and the run can go on from its last checkpoint (trainer.resume_mode=auto)"
 
@@ -310,16 +311,20 @@ def start_ray(**options) -> None:
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    for attempts_left in (2, 1, 0):
+    os.environ.setdefault("RAY_agent_register_timeout_ms", "120000")  # 15 s are too few on a busy machine
+    for attempt in range(1, START_ATTEMPTS + 1):
         try:
             ray.init(include_dashboard=False, logging_level="ERROR", **options)
             return
-        except ValueError:  # a wrong address
+        except (ValueError, ConnectionError):  # a wrong address
             raise
-        except Exception:  # Ray gives its helper processes 15 s to start, too few on a busy machine
+        except Exception as error:  # it gives its processes 30 s to start, too few on a busy machine
             ray.shutdown()
-            if attempts_left == 0:
-                raise
+            if attempt == START_ATTEMPTS:
+                raise OSError(
+                    f"minirl.placement=ray: Ray did not start in {attempt} attempts ({error}): is the "
+                    "machine too busy? Try again, or run `ray start --head` and set RAY_ADDRESS=auto"
+                ) from error
 
 
 def _reserve(nnodes: int, per_node: int, use_gpu: bool, timeout: float) -> list:

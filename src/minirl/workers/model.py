@@ -61,7 +61,9 @@ def load_value_model(path: str, *, dtype: str = "fp32", device: str = "cpu") -> 
     from transformers import AutoModelForTokenClassification
 
     _check_path(path)
-    model = AutoModelForTokenClassification.from_pretrained(path, dtype=DTYPES[dtype], num_labels=1)
+    with torch.random.fork_rng(devices=[]):  # a new value head is drawn: the same one on every rank
+        torch.manual_seed(0)
+        model = AutoModelForTokenClassification.from_pretrained(path, dtype=DTYPES[dtype], num_labels=1)
     for module in model.modules():  # a value that changes from call to call cannot be fitted
         if isinstance(module, nn.Dropout):
             module.p = 0.0
