@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 EXECUTED = ROOT / ".cache" / "jupyter"
-STAMPS = ROOT / "_build" / ".inputs"
+STAMPS = {"notebooks": EXECUTED / ".inputs", "pages": ROOT / "_build" / ".inputs"}
 # What decides a notebook's outputs besides its own cells. data/*.yml and data/quiz are read by pages only.
 NOTEBOOK_INPUTS = ("src/**/*.py", "src/**/*.yaml", "data/*/**/*", "requirements/*", "requirements.txt")
 # What decides a page besides its own file and the dependencies that the extensions report.
@@ -32,9 +32,8 @@ def digest(patterns: tuple[str, ...]) -> str:
     return total.hexdigest()
 
 
-def recorded(name: str) -> str | None:
-    """The digest at the last build that succeeded."""
-    stamp = STAMPS / name
+def recorded(stamp: Path) -> str | None:
+    """The digest that what lies beside the stamp was made from."""
     return stamp.read_text() if stamp.is_file() else None
 
 
@@ -45,13 +44,14 @@ def main() -> int:
 
     # taken before the build: what is edited while it runs counts as new for the next one
     now = {"notebooks": digest(NOTEBOOK_INPUTS), "pages": digest(PAGE_INPUTS)}
-    stale = {name for name, value in now.items() if everything or recorded(name) != value}
-    notebooks_stale, pages_stale = "notebooks" in stale, bool(stale)
-    if notebooks_stale:
+    stale = {name for name, stamp in STAMPS.items() if everything or recorded(stamp) != now[name]}
+    if "notebooks" in stale:
         shutil.rmtree(EXECUTED, ignore_errors=True)
-    if pages_stale:
+        # at once: outputs that a build leaves are good even where the build fails on some page
+        STAMPS["notebooks"].parent.mkdir(parents=True, exist_ok=True)
+        STAMPS["notebooks"].write_text(now["notebooks"])
+    if stale:
         shutil.rmtree(ROOT / "_build", ignore_errors=True)
-    EXECUTED.mkdir(parents=True, exist_ok=True)
 
     scripts = Path(sys.executable).parent  # node, for KaTeX, stands beside python
     env = os.environ | {
@@ -64,9 +64,7 @@ def main() -> int:
     command = [str(scripts / "jupyter-book"), "build", str(ROOT), "-W", "--keep-going"]
     done = subprocess.run(command, env=env, cwd=ROOT)
     if done.returncode == 0:
-        STAMPS.mkdir(parents=True, exist_ok=True)
-        for name, value in now.items():
-            (STAMPS / name).write_text(value)
+        STAMPS["pages"].write_text(now["pages"])
     return done.returncode
 
 

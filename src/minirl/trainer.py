@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from minirl import checkpoint
 from minirl.balance import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
