@@ -189,7 +189,7 @@ class RayCall:
         return [answers[rank] for rank in self.ranks]
 
     def _died(self, rank: int, error: RayError) -> ChildProcessError:
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).split()).partition(" Some common causes")[0]
         return ChildProcessError(
             f"{self.label}: the process of rank {rank} of {len(self.actors)} died; the others have been "
             f"ended, {RESUME}. Ray says: {reason[:600]}"

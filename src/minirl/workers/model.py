@@ -30,9 +30,8 @@ def load_tokenizer(path: str):
         ValueError: it has no pad token (set one, usually to eos) or the path does not exist.
     """
     from transformers import AutoTokenizer
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()  # one bar per run: the training progress
+    _no_progress_bars()
     _check_path(path)
     tokenizer = AutoTokenizer.from_pretrained(path)
     if tokenizer.pad_token_id is None:
@@ -49,6 +48,7 @@ def load_causal_lm(path: str, *, dtype: str = "fp32", device: str = "cpu") -> nn
     """
     from transformers import AutoModelForCausalLM
 
+    _no_progress_bars()
     _check_path(path)
     return AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype]).to(device)
 
@@ -60,6 +60,7 @@ def load_value_model(path: str, *, dtype: str = "fp32", device: str = "cpu") -> 
     """
     from transformers import AutoModelForTokenClassification
 
+    _no_progress_bars()
     _check_path(path)
     with torch.random.fork_rng(devices=[]):  # a new value head is drawn: the same one on every rank
         torch.manual_seed(0)
@@ -68,6 +69,13 @@ def load_value_model(path: str, *, dtype: str = "fp32", device: str = "cpu") -> 
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     return model.to(device)
+
+
+def _no_progress_bars() -> None:
+    """One bar per run: the training progress."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 def _check_path(path: str) -> None:
