@@ -1,6 +1,7 @@
-"""A GRPO training step against TRL's GRPOTrainer: same model, data, reward, batch and optimizer steps, one thread.
+"""A GRPO training step against TRL's GRPOTrainer: same model, data, reward, batch, optimizer steps, one thread.
 
-Reported per side: CPU seconds a step (median), samples per CPU second, and the mean reward of the last ten steps.
+Reported per side: CPU seconds a step (median), samples per CPU second, and the mean reward of the last ten
+steps.
 """
 
 import statistics

@@ -1,9 +1,10 @@
-"""Every verl symbol that minirl's docstrings name exists at the pin (or in the later version, where they say so)."""
+"""Every verl symbol that minirl's docstrings name exists at the pin, or in the later version they name."""
 
 import re
 from pathlib import Path
 
 import pytest
+
 from minirl.pin import LATER, PIN, find_symbol
 
 SRC = Path(__file__).parent.parent / "src" / "minirl"
