@@ -1,4 +1,4 @@
-"""A GRPO training step against TRL's GRPOTrainer: same model, data, reward, batch, optimizer steps, one thread.
+"""A GRPO training step against TRL's GRPOTrainer: same model, data, reward, batch, optimizer steps, thread.
 
 Reported per side: CPU seconds a step (median), samples per CPU second, and the mean reward of the last ten
 steps.
