@@ -1,10 +1,8 @@
 """PPOTrainer: the control flow of one training run, and nothing else.
 
 One batch passes ten stations, in `fit`'s order; each is a short method with verl's name for it. All
-arithmetic is in
-core_algos, all models are in workers.
-Simplified: rewards are computed here, after the rollout; verl's default path computes them inside the
-rollout call.
+arithmetic is in core_algos, all models are in workers.
+Simplified: rewards are computed here, after the rollout; verl's default path does it inside the rollout call.
 verl: verl.trainer.ppo.ray_trainer:RayPPOTrainer
 """
 
@@ -59,9 +57,7 @@ from minirl.workers.teacher import TeacherWorker
 
 
 def _station(name: str) -> Callable:
-    """Mark a method `(self, data, ...) -> data` as a station, so that `minirl.trace` can look at what it
-    did.
-    """
+    """Mark a method `(self, data, ...) -> data` as a station, for `minirl.trace` to look at what it did."""
 
     def wrap(method):
         @functools.wraps(method)
@@ -224,9 +220,7 @@ class PPOTrainer:
 
     @_station("gen_batch")
     def _get_gen_batch(self, batch: DataProto) -> DataProto:
-        """2. Move what generation needs out of the batch, keep what scoring needs, repeat each prompt n
-        times.
-        """
+        """2. Move what generation needs out, keep what scoring needs, repeat each prompt n times."""
         reward_keys = {"data_source", "reward_model", "extra_info", "uid"} & batch.non_tensor_batch.keys()
         gen_batch = batch.pop(non_tensor_batch_keys=list(batch.non_tensor_batch.keys() - reward_keys))
         gen_batch.non_tensor_batch.update(batch.non_tensor_batch)
@@ -344,7 +338,7 @@ class PPOTrainer:
         batch.batch["token_level_rewards"] = rewards
         if "rollout_log_probs" in batch.batch and not algorithm.rollout_correction.bypass_mode:
             self._correct_rollout(batch, metrics)
-        return compute_advantage(batch, algorithm)
+        return compute_advantage(batch, algorithm, seed=self.config.minirl.seed + self.global_steps)
 
     def _correct_rollout(self, batch: DataProto, metrics: dict) -> None:
         """Weights and mask for the gap between the policy that sampled and the one that trains.
@@ -551,7 +545,7 @@ def filter_values(batch: DataProto, metric: str) -> np.ndarray:
     return np.asarray(batch.non_tensor_batch[metric], dtype=np.float64)
 
 
-def compute_advantage(batch: DataProto, algorithm: DictConfig) -> DataProto:
+def compute_advantage(batch: DataProto, algorithm: DictConfig, *, seed: int = 0) -> DataProto:
     """advantages and returns [B, R] by `algorithm.adv_estimator`.
 
     verl: verl.trainer.ppo.ray_trainer:compute_advantage
@@ -579,7 +573,8 @@ def compute_advantage(batch: DataProto, algorithm: DictConfig) -> DataProto:
     batch.batch["advantages"] = advantages
     batch.batch["returns"] = returns
     if algorithm.adv_estimator == "gae" and algorithm.use_pf_ppo:
-        rows = pf_ppo_indices(tensors["token_level_scores"], **algorithm.pf_ppo)
+        generator = torch.Generator().manual_seed(seed)  # of its own, so that a resumed run draws the same
+        rows = pf_ppo_indices(tensors["token_level_scores"], generator=generator, **algorithm.pf_ppo)
         batch = batch.select_idxs(rows)
     return batch
 

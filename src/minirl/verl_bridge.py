@@ -1,8 +1,7 @@
 """verl's own `RayPPOTrainer.fit()`, driven on this machine by minirl's workers and sampler.
 
-The control flow, dataset, dataloader, padding code, advantage code, losses and metrics are the pinned
-verl's; models,
-optimizers, sampling and scoring are minirl's. So the code that the chapters explain is the code that runs.
+The control flow, dataset, dataloader, padding code, advantage code, losses and metrics are the pinned verl's;
+models, optimizers, sampling and scoring are minirl's. So the code that the chapters explain is what runs.
 Stand-ins: Ray worker groups, the rollout servers, the weight sync. The only file that imports verl.
 verl: verl.trainer.ppo.ray_trainer:RayPPOTrainer
 """

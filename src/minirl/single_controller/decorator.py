@@ -39,9 +39,7 @@ class Execute(enum.Enum):
 
 
 class DispatchFns(NamedTuple):
-    """`dispatch_fn(group, *args) -> (args, kwargs)`, each a list with one entry per rank;
-    `collect_fn(group, outputs)`.
-    """
+    """`dispatch_fn(group, *args)` gives a list per rank and argument, `collect_fn(group, outputs)` the result."""
 
     dispatch_fn: Callable[..., tuple[tuple, dict]]
     collect_fn: Callable[..., Any]
@@ -144,9 +142,7 @@ def make_nd_compute_dataproto_dispatch_fn(mesh_name: str) -> dict[str, Callable]
     """Split by the data-parallel size of a named mesh, not by the number of workers.
 
     Workers of one data-parallel rank (tensor or pipeline parallel peers) get the same chunk; only the ranks
-    that
-    the mesh marks for collection are concatenated. The mapping is asked from the workers once, at the first
-    call.
+    that the mesh marks for collection are concatenated. The mapping is asked from the workers, once.
     verl: ...decorator:make_nd_compute_dataproto_dispatch_fn
     """
 

@@ -1,7 +1,6 @@
 """The actor: the policy that is trained.
 
-compute_log_prob: sequences -> old_log_probs, entropys [B, R]. update_actor: advantages, old_log_probs ->
-metrics.
+compute_log_prob: sequences -> old_log_probs, entropys [B, R]. update_actor: advantages, ... -> metrics.
 Simplified: reference and rollout are objects of their own; verl keeps the three in one class.
 verl: verl.workers.engine_workers:ActorRolloutRefWorker
 """

@@ -1,9 +1,8 @@
-"""The critic: predicts the return from every position of the response. Built for estimators that ask for
-values.
+"""The critic: predicts the return from every position of the response. Built where an estimator needs values.
 
 compute_values: sequences -> values [B, R]. update_critic: values, returns -> metrics.
-verl: verl.workers.engine_workers:TrainingWorker (role critic; its calls there are infer_batch and
-train_mini_batch)
+Named after the trainer's steps; verl calls infer_batch and train_mini_batch on the worker itself.
+verl: verl.workers.engine_workers:TrainingWorker
 """
 
 from __future__ import annotations

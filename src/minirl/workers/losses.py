@@ -1,8 +1,7 @@
 """The losses that training steps minimise: the actor's, with or without a teacher, and the critic's.
 
-Input keys: response_mask, old_log_probs, advantages (ref_log_prob, rollout_is_weights) | values, returns
-[B, R]
--> scalar loss, metrics. `data.meta_info` carries the counts of the whole mini-batch.
+Input keys, [B, R]: response_mask, old_log_probs, advantages (ref_log_prob, rollout_is_weights), or values and
+returns -> scalar loss, metrics. `data.meta_info` carries the counts of the whole mini-batch.
 verl: verl.workers.utils.losses
 """
 
