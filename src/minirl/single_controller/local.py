@@ -1,7 +1,7 @@
 """The local placement: k ranks in this process, called through the same dispatch as remote ones.
 
-With one rank a call is a plain call. With k > 1 every rank has its own worker, with its own model, and runs in
-a thread; the ranks meet in `ThreadGroup.all_reduce`, which adds in rank order, so that a run can be repeated.
+With one rank a call is a plain call. With k > 1 every rank has its own worker, with its own model, and is
+a thread; they meet in `ThreadGroup.all_reduce`, which adds in rank order, so that a run can be repeated.
 verl has no such placement: it always starts Ray actors (verl.single_controller.ray.base:RayWorkerGroup).
 """
 
