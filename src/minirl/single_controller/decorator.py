@@ -39,7 +39,7 @@ class Execute(enum.Enum):
 
 
 class DispatchFns(NamedTuple):
-    """`dispatch_fn(group, *args)` gives lists, one entry per rank; `collect_fn(group, outputs)` the result."""
+    """`dispatch_fn(group, *args)`: lists, one entry per rank; `collect_fn(group, outputs)`: the result."""
 
     dispatch_fn: Callable[..., tuple[tuple, dict]]
     collect_fn: Callable[..., Any]
