@@ -13,7 +13,7 @@ NODE := .cache/node/.installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup site serve test lint train trace lab data bench drift browser clean
+.PHONY: help setup site serve test test-slow lint train trace lab data bench drift browser clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,9 +40,13 @@ site: setup $(NODE)  ## build the website into _build/html, every notebook execu
 serve: site  ## serve the built website on this machine and print its address
 	@echo "http://127.0.0.1:8000/"; cd _build/html && ../../$(BIN)/python -m http.server 8000 --bind 127.0.0.1
 
-test: setup site browser  ## the whole suite: unit, oracle, notebooks, browser
+test: setup site browser  ## the suite: unit, oracle, notebooks, then the browser in a process of its own
 	$(RUN) -m ruff check . && $(RUN) -m ruff format --check .
-	$(RUN) -m pytest $(ARGS)
+	$(RUN) -m pytest -m "not slow" --ignore=tests/site $(ARGS)
+	$(RUN) -m pytest tests/site
+
+test-slow: setup  ## what takes minutes each: learning runs of every algorithm, kill -9 and resume, Ray
+	$(RUN) -m pytest -m slow $(ARGS)
 
 lint: setup  ## ruff, import contracts, stripped notebooks
 	$(RUN) -m ruff check . && $(RUN) -m ruff format --check . && $(BIN)/lint-imports

@@ -16,6 +16,8 @@ from katex_math import KATEX
 _SEARCH_SCRIPT = re.compile(
     r'\s*<script src="[^"]*(?:searchindex|searchtools|language_data)\.js[^"]*"></script>'
 )
+# The theme's button that unfolds a chapter in the contents has an icon and no name to read out.
+_TOGGLE = '<summary><span class="toctree-toggle"'
 _ICON_RULE = re.compile(r'((?:\.fa-[\w-]+:before,?)+)\{content:"\\([0-9a-f]{4})"\}')
 _ICON_CLASS = re.compile(r"\bfa-[a-z0-9-]+\b")
 _CODEPOINT = re.compile(r'"\\([ef][0-9a-f]{3})"')
@@ -33,9 +35,11 @@ def finish(app, exception) -> None:
         return
     static = Path(app.outdir) / "_static"
     for page in Path(app.outdir).rglob("*.html"):
-        if page.name != "search.html":
-            html = page.read_text(encoding="utf-8")
-            page.write_text(_SEARCH_SCRIPT.sub("", html), encoding="utf-8")
+        html = page.read_text(encoding="utf-8")
+        html = html.replace(_TOGGLE, _TOGGLE.replace("<summary", '<summary aria-label="展开或收起小节"'))
+        page.write_text(
+            html if page.name == "search.html" else _SEARCH_SCRIPT.sub("", html), encoding="utf-8"
+        )
     _katex(Path(app.srcdir) / KATEX / "dist", static / "katex")
     _icons(Path(app.outdir), static)
     (static / "scripts" / "fontawesome.js").write_text("", encoding="utf-8")  # 1.5 MB; the web font does it

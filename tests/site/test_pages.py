@@ -91,7 +91,7 @@ def first_load_kb(name: str, browser, address: str) -> float:
         total += len(body) if packed else len(gzip.compress(body, 6))
 
     responses = []
-    page.on("response", responses.append)
+    page.on("response", lambda response: responses.append(response))
     page.goto(f"{address}/{name}", wait_until="load")
     for response in responses:
         count(response)
@@ -115,6 +115,7 @@ def test_axe_finds_nothing_serious(browser, address):
         page = context.new_page()
         for name in pages():
             page.goto(f"{address}/{name}")
+            page.wait_for_timeout(200)  # colours that fade in are measured when they have arrived
             page.evaluate(script)
             found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
             for rule in found:
