@@ -90,7 +90,8 @@ def test_same_keys_at_each_station(runs):
     _, ours, _, theirs = runs
     # verl scores inside the rollout call, minirl right after it: those keys arrive one station earlier there
     early = {"rm_scores", "acc", "reward_extra_keys"}
-    only_theirs = {"images_seqlens", "multi_turn"}  # multi-modal and multi-turn bookkeeping
+    # multi-modal and multi-turn bookkeeping; ReMax's greedy answers are asked for in the same call there
+    only_theirs = {"images_seqlens", "multi_turn", "__do_sample__"}
     only_ours = {"rollout_seed"}  # ours alone travels in meta_info
     for mine, verls in zip(ours.steps, theirs.steps, strict=True):
         assert list(mine.stations) == list(verls.stations)
