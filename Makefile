@@ -43,10 +43,11 @@ serve: site  ## serve the built website on this machine and print its address
 test: setup site browser  ## the suite: unit, oracle, notebooks, then the browser in a process of its own
 	$(RUN) -m ruff check . && $(RUN) -m ruff format --check .
 	$(RUN) -m pytest -m "not slow" --ignore=tests/site $(ARGS)
-	$(RUN) -m pytest tests/site
+	$(RUN) -m pytest -m "not slow" tests/site
 
-test-slow: setup  ## what takes minutes each: learning runs of every algorithm, kill -9 and resume, Ray
-	$(RUN) -m pytest -m slow $(ARGS)
+test-slow: setup site browser  ## what takes minutes each: learning runs of every algorithm, kill -9 and resume, Ray
+	$(RUN) -m pytest -m slow --ignore=tests/site $(ARGS)
+	$(RUN) -m pytest -m slow tests/site
 
 lint: setup  ## ruff, import contracts, stripped notebooks
 	$(RUN) -m ruff check . && $(RUN) -m ruff format --check . && $(BIN)/lint-imports

@@ -107,7 +107,17 @@ def test_first_load_stays_within_the_budget(browser, address):
     assert not heavy, f"over {BUDGET_KB} KB: {heavy}"
 
 
-def test_axe_finds_nothing_serious(browser, address):
+KINDS = (
+    "book/index.html",
+    "book/week1/day4_grpo.html",
+    "notebooks/day6a_reward.html",
+    "book/tools/glossary.html",
+)
+
+
+@pytest.mark.parametrize("which", [KINDS, pytest.param(None, marks=pytest.mark.slow)], ids=["kinds", "all"])
+def test_axe_finds_nothing_serious(browser, address, which):
+    """One page of each kind, in both modes; all pages by `make test-slow`: axe is slow on large ones."""
     if not AXE.is_file():
         pytest.fail(f"{AXE.relative_to(ROOT)} is missing: run `make test` or the npm line of the Makefile")
     script = AXE.read_text(encoding="utf-8")
@@ -115,7 +125,7 @@ def test_axe_finds_nothing_serious(browser, address):
     for scheme in ("light", "dark"):
         context = browser.new_context(color_scheme=scheme, viewport={"width": 1400, "height": 900})
         page = context.new_page()
-        for name in pages():
+        for name in which or pages():
             page.goto(f"{address}/{name}")
             page.wait_for_timeout(200)  # colours that fade in are measured when they have arrived
             page.evaluate(script)
