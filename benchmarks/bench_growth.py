@@ -2,42 +2,21 @@
 
 import math
 import statistics
-import time
 
 import torch
 
 from benchmarks.measure import report
-from minirl.config import compose
-from minirl.trainer import PPOTrainer
+from benchmarks.timed_run import timed_run
 
 STEPS = 4
 
 
 def one_size(prompts: int) -> dict:
-    trainer = PPOTrainer(
-        compose(
-            [
-                "algorithm.adv_estimator=grpo",
-                f"trainer.total_training_steps={STEPS}",
-                "trainer.val_before_train=False",
-                "trainer.resume_mode=disable",
-                "trainer.logger=[]",
-                f"data.train_batch_size={prompts}",
-                f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts // 4}",
-            ]
-        )
+    seconds, history = timed_run(
+        f"data.train_batch_size={prompts}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts // 4}",
+        steps=STEPS,
     )
-    seconds, last = [], time.process_time()
-    original = trainer._log
-
-    def log(metrics):
-        nonlocal last
-        seconds.append(time.process_time() - last)
-        last = time.process_time()
-        original(metrics)
-
-    trainer._log = log
-    history = trainer.fit()
     tokens = statistics.mean(step["perf/total_num_tokens"] for step in history)
     return {"prompts": prompts, "tokens": tokens, "cpu_s_per_step": statistics.median(seconds[1:])}
 

@@ -11,39 +11,20 @@ import pandas as pd
 import torch
 
 from benchmarks.measure import report
+from benchmarks.timed_run import timed_run
 from minirl.config import compose
 from minirl.reward.gsm8k import compute_score
-from minirl.trainer import PPOTrainer
 
 STEPS, PROMPTS, N, MINI_BATCHES = 40, 16, 8, 4
 
 
 def run_minirl() -> tuple[list[float], list[float]]:
-    trainer = PPOTrainer(
-        compose(
-            [
-                "algorithm.adv_estimator=grpo",
-                f"trainer.total_training_steps={STEPS}",
-                "trainer.val_before_train=False",
-                "trainer.resume_mode=disable",
-                "trainer.logger=[]",
-                f"data.train_batch_size={PROMPTS}",
-                f"actor_rollout_ref.rollout.n={N}",
-                f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS // MINI_BATCHES}",
-            ]
-        )
+    seconds, history = timed_run(
+        f"data.train_batch_size={PROMPTS}",
+        f"actor_rollout_ref.rollout.n={N}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS // MINI_BATCHES}",
+        steps=STEPS,
     )
-    seconds, last = [], time.process_time()
-    original = trainer._log
-
-    def log(metrics):
-        nonlocal last
-        seconds.append(time.process_time() - last)
-        last = time.process_time()
-        original(metrics)
-
-    trainer._log = log
-    history = trainer.fit()
     return seconds, [step["critic/score/mean"] for step in history]
 
 
