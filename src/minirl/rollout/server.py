@@ -26,8 +26,8 @@ class TokenOutput:
     """
 
     token_ids: list[int]  # EOS included where it was drawn
-    # of each token under the distribution it was drawn from: after temperature, top-k and top-p, renormalised;
-    # greedy: the model's own. None when the backend was told not to compute them
+    # of each token under the distribution it was drawn from: after temperature, top-k, top-p, renormalised;
+    # greedy: the model's own. None when rollout.calculate_log_probs is off and they would cost something
     log_probs: list[float] | None
     stop_reason: str  # completed (EOS) | length (max_tokens) | aborted
     version: int
