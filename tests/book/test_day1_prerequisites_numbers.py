@@ -1,6 +1,7 @@
 """The numbers and the runnable claims of book/week1/day1_prerequisites.md."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,43 @@ def test_all_wrong_gives_no_policy_gradient():
 def test_sft_is_the_policy_gradient_with_every_advantage_one():
     log_pi = START.log_softmax(0)
     assert torch.equal(-(torch.ones(4) * log_pi).mean(), -log_pi.mean())
+
+
+@pytest.mark.oracle
+def test_advantages_add_up_per_prefix_and_token():
+    """The two tables of 从一个 token 到一整条响应, with verl's own advantages."""
+    use_verl()
+    import numpy as np
+    from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+
+    responses = {k: [cell.strip("`") for cell in _cells(str(k))] for k in (1, 2, 3, 4)}
+    rewards = torch.tensor([[0.0, float(row[2])] for row in responses.values()])
+    advantages, _ = compute_grpo_outcome_advantage(rewards, torch.ones(4, 2), np.array(["q"] * 4))
+    pushes = Counter()
+    for (first, second, _, shown), row in zip(responses.values(), advantages.tolist(), strict=True):
+        assert [float(shown.replace("−", "-"))] * 2 == pytest.approx(row, abs=1e-4)
+        pushes["题目", first] += row[0]
+        pushes[f"题目，`{first}`", second] += row[1]
+    section = PAGE.split("| 前面 | 这里写 |")[1].split("\n\n")[0]
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines()[2:]]
+    shown = {(before, here.strip("`")): float(push.replace("−", "-")) for before, here, _, push in table}
+    assert shown == pytest.approx(pushes, abs=1e-4)
+
+
+@pytest.mark.oracle
+def test_gpg_is_the_plain_policy_gradient_of_the_page():
+    use_verl()
+    from types import SimpleNamespace
+
+    from verl.trainer.ppo.core_algos import compute_policy_loss_gpg
+
+    log_prob = torch.tensor([[-0.5, -1.0], [-2.0, 0.0]])
+    advantages, mask = torch.tensor([[1.5], [-0.5]]).expand(2, 2), torch.tensor([[1.0, 1.0], [1.0, 0.0]])
+    config = SimpleNamespace(global_batch_info={})
+    by_hand = -(mask * advantages * log_prob).sum() / mask.sum()
+    for old in (torch.zeros(2, 2), torch.randn(2, 2)):  # the old log-probs are not read
+        loss, metrics = compute_policy_loss_gpg(old, log_prob, advantages, mask, config=config)
+        assert loss.item() == pytest.approx(by_hand.item()) and metrics == {}
 
 
 @pytest.mark.oracle
