@@ -52,6 +52,8 @@ def changed(*overrides: str) -> DictConfig:
         (["minirl.placement=rai"], ["minirl.placement=rai", "did you mean ray?"]),
         (["minirl.worker_timeout=0"], ["minirl.worker_timeout=0"]),
         (["data.gen_batch_size=0"], ["data.gen_batch_size=0"]),
+        (["data.gen_batch_size=3", "trainer.n_gpus_per_node=16"], ["data.gen_batch_size", "3 x 8 = 24", "16 ranks"]),
+        (["data.gen_batch_size=18"], ["data.gen_batch_size=18", "multiple", "2 prompts"]),
     ],
 )  # fmt: skip
 def test_impossible_configuration_is_refused_in_one_line_with_its_numbers(overrides, parts):
@@ -65,6 +67,13 @@ def test_impossible_configuration_is_refused_in_one_line_with_its_numbers(overri
 
 def test_micro_batch_larger_than_the_mini_batch_is_one_micro_batch():
     validate(changed(f"{A}.ppo_micro_batch_size_per_gpu=64"))
+
+
+def test_prompts_that_filtering_draws_need_not_fill_whole_mini_batches():
+    filtered = ["algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=acc"]
+    validate(changed("data.gen_batch_size=18", *filtered))
+    with pytest.raises(ValueError, match="18 x 8 = 144 .* 32 ranks"):
+        validate(changed("data.gen_batch_size=18", "trainer.n_gpus_per_node=32", *filtered))
 
 
 def test_critic_keys_are_not_checked_without_a_critic():

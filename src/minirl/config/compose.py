@@ -54,9 +54,16 @@ def compose(overrides: Sequence[str] = (), *, check: bool = True) -> DictConfig:
         config = _typed(values)
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(_one_line(error, known.applied)) from error
+    others = [name for name in _names(config.trainer.logger) if name != "console"]
+    if others:
+        _log.warning(f"trainer.logger: minirl logs to the console only, ignored: {', '.join(others)}")
     if check:
         validate(config)
     return config
+
+
+def _names(value: str | Sequence[str]) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)
 
 
 def _typed(values: DictConfig) -> DictConfig:

@@ -2,7 +2,7 @@
 
 in: ["key=value", ...] -> out: Overrides(applied, only_in_verl, moved).
 simplified: verl refuses a known key written with "+" and an AlgoConfig key written without; both work here.
-verl: verl.trainer.config (key paths listed in verl_keys.txt, their readers in consumers.yaml)
+verl: verl.trainer.config (key paths in verl_keys.txt, readers in consumers.yaml, effects in effects.yaml)
 """
 
 import difflib
@@ -36,7 +36,10 @@ class Overrides:
         """One line per kind of remark, none when every override takes effect."""
         lines = [f"{old} has moved: applied as {new}" for old, new in self.moved.items()]
         if self.only_in_verl:
-            keys = "; ".join(f"{key} (read by verl's {who})" for key, who in self.only_in_verl.items())
+            keys = "; ".join(
+                f"{key} (read by verl's {who}{': ' + effect(key) if effect(key) else ''})"
+                for key, who in self.only_in_verl.items()
+            )
             lines.append(f"known to verl, not implemented in minirl, ignored: {keys}")
         return lines
 
@@ -139,9 +142,22 @@ def consumer(key: str) -> str:
     raise AssertionError(f"consumers.yaml has no entry for the group of {key}")
 
 
+def effect(key: str) -> str:
+    """What the key does in verl, "" where effects.yaml does not say. A free dict speaks for what is in it."""
+    table = _effects()
+    parts = key.split(".")
+    ends = [".".join(parts[start:]) for start in range(len(parts))]
+    return next((table[name] for name in [*ends, *parts] if name in table), "")
+
+
 @lru_cache(maxsize=1)
 def _consumers() -> dict[str, str]:
     return OmegaConf.to_container(OmegaConf.load(_HERE / "consumers.yaml"))
+
+
+@lru_cache(maxsize=1)
+def _effects() -> dict[str, str]:
+    return OmegaConf.to_container(OmegaConf.load(_HERE / "effects.yaml"))
 
 
 def _unknown(key: str) -> str:

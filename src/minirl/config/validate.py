@@ -66,15 +66,15 @@ def validate(config: DictConfig) -> None:
 
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
     n = config.actor_rollout_ref.rollout.n
-    prompts = config.data.train_batch_size
-    if prompts * n % ranks:
-        raise ValueError(
-            f"data.train_batch_size x actor_rollout_ref.rollout.n = {prompts} x {n} = {prompts * n} "
-            f"trajectories do not split evenly over {ranks} ranks "
-            f"(trainer.nnodes x trainer.n_gpus_per_node); make the product a multiple of {ranks}"
-        )
     if config.data.gen_batch_size is not None and config.data.gen_batch_size < 1:
         raise ValueError(f"data.gen_batch_size={config.data.gen_batch_size}: must be at least 1, or null")
+    for key, prompts in dict([_generated(config), _trained(config)]).items():
+        if prompts * n % ranks:
+            raise ValueError(
+                f"{key} x actor_rollout_ref.rollout.n = {prompts} x {n} = {prompts * n} "
+                f"trajectories do not split evenly over {ranks} ranks "
+                f"(trainer.nnodes x trainer.n_gpus_per_node); make the product a multiple of {ranks}"
+            )
 
     actor, rollout, ref = (config.actor_rollout_ref[name] for name in ("actor", "rollout", "ref"))
     _check_update("actor_rollout_ref.actor", actor, config, ranks)
@@ -111,18 +111,31 @@ def _one_of(key: str, value: object, choices: Iterable[object]) -> None:
     raise ValueError(f"{key}={value}: must be one of {', '.join(names)}{hint}")
 
 
+def _generated(config: DictConfig) -> tuple[str, int]:
+    """How many prompts the rollout gets at once, and by which key."""
+    key = "train_batch_size" if config.data.gen_batch_size is None else "gen_batch_size"
+    return f"data.{key}", config.data[key]
+
+
+def _trained(config: DictConfig) -> tuple[str, int]:
+    """How many prompts an update gets: filtering fills train_batch_size up, else it is what was generated."""
+    if config.algorithm.filter_groups.enable:
+        return "data.train_batch_size", config.data.train_batch_size
+    return _generated(config)
+
+
 def _check_update(section: str, node: DictConfig, config: DictConfig, ranks: int) -> None:
     """ppo_mini_batch_size counts prompts over all ranks, micro sizes count trajectories on one rank."""
-    prompts, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
+    (key, prompts), n = _trained(config), config.actor_rollout_ref.rollout.n
     mini, micro = node.ppo_mini_batch_size, node.ppo_micro_batch_size_per_gpu
     if prompts < mini:
         raise ValueError(
-            f"{section}.ppo_mini_batch_size={mini} prompts is more than data.train_batch_size={prompts}; "
+            f"{section}.ppo_mini_batch_size={mini} prompts is more than {key}={prompts}; "
             "lower the first or raise the second"
         )
     if prompts % mini:
         raise ValueError(
-            f"data.train_batch_size={prompts} is not a multiple of {section}.ppo_mini_batch_size={mini} "
+            f"{key}={prompts} is not a multiple of {section}.ppo_mini_batch_size={mini} "
             f"(both in prompts): {prompts % mini} prompts would be left over"
         )
     if mini * n % ranks:

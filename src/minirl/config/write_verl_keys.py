@@ -21,6 +21,9 @@ PLUS_KEYS = (
     "algorithm.filter_groups.max_num_gen_batches",
     "algorithm.gdpo_reward_keys",
     "algorithm.gdpo_reward_weights",
+    "actor_rollout_ref.actor.megatron.override_transformer_config.*",  # handed to Megatron as they are
+    "actor_rollout_ref.ref.megatron.override_transformer_config.*",
+    "critic.megatron.override_transformer_config.*",
     "reward.reward_kwargs.*",
     "reward.custom_reward_function.reward_kwargs.*",
 )

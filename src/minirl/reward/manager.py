@@ -163,7 +163,7 @@ class DAPORewardManager(RewardManager):
 
     def _check_buffer(self) -> None:
         key, buffer = "reward.reward_kwargs.overlong_buffer_cfg", self.overlong_buffer_cfg
-        missing = [name for name in ("enable", "len", "penalty_factor", "log") if name not in buffer]
+        missing = [name for name in ("enable", "len", "penalty_factor") if name not in buffer]
         if missing:
             raise ValueError(f"{key} has no {', '.join(missing)}: set +{key}.{missing[0]}=...")
         if self.max_resp_len is None:
@@ -191,7 +191,7 @@ class DAPORewardManager(RewardManager):
             buffer_len=self.overlong_buffer_cfg.len,
             penalty_factor=self.overlong_buffer_cfg.penalty_factor,
         )
-        if self.overlong_buffer_cfg.log:
+        if self.overlong_buffer_cfg.get("log"):  # the DAPO recipe's lines leave it out: off in its yaml
             extra["overlong_reward"] = penalty
             extra["overlong"] = penalty < 0
         return score + penalty
