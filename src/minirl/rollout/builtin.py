@@ -7,22 +7,23 @@ verl: verl.experimental.agent_loop.single_turn_agent_loop:SingleTurnAgentLoop
 """
 
 import copy
-import hashlib
 import time
 from collections.abc import Iterable
 
 import numpy as np
 import torch
 from omegaconf import DictConfig
-from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from minirl.protocol import DataProto
 from minirl.rollout import qwen2_decoder
 from minirl.rollout.base import Rollout
+from minirl.rollout.batch_layout import assemble
+from minirl.rollout.chat_template import encode_prompt
 from minirl.rollout.decoder import CausalLMDecoder, Decoder
-from minirl.rollout.sampling import SamplingParams, pick, row_uniforms
+from minirl.rollout.lockstep import generate
+from minirl.rollout.sampling import row_seed, row_uniforms, sampling_params, sibling_ranks
 
 
 class BuiltinRollout(Rollout):
@@ -69,7 +70,7 @@ class BuiltinRollout(Rollout):
         assert not self.asleep, (
             "generate_sequences on a sleeping rollout: call wake_up or update_weights first"
         )
-        params = self._sampling_params(prompts.meta_info)
+        params = sampling_params(self.config, prompts.meta_info)
         raw_prompt = prompts.non_tensor_batch["raw_prompt"]
         prompt_ids = self._tokenize(raw_prompt)
         # the distinct prompts in order of appearance; siblings point to the same one
@@ -91,7 +92,14 @@ class BuiltinRollout(Rollout):
             pad_token_id=self.tokenizer.pad_token_id,
             device=next(self.model.parameters()).device,
         )
-        batch = self._assemble(prompt_ids, responses, lengths, log_probs)
+        batch = assemble(
+            prompt_ids,
+            responses,
+            lengths,
+            log_probs=log_probs if self.config.calculate_log_probs else None,
+            prompt_length=self.config.prompt_length,
+            pad_token_id=self.tokenizer.pad_token_id,
+        )
         seconds = time.perf_counter() - started
         slowest = int(lengths.argmax())
         timing = {
@@ -111,131 +119,20 @@ class BuiltinRollout(Rollout):
             return qwen2_decoder.Qwen2Decoder(self.model)
         return CausalLMDecoder(self.model)
 
-    def _sampling_params(self, meta_info: dict) -> SamplingParams:
-        """rollout.* (rollout.val_kwargs.* when validating), overridden by meta_info."""
-        source = self.config.val_kwargs if meta_info.get("validate", False) else self.config
-        names = ("temperature", "top_p", "top_k", "do_sample")
-        return SamplingParams(**{name: meta_info.get(name, source[name]) for name in names})
-
     def _tokenize(self, raw_prompt: np.ndarray) -> list[tuple[int, ...]]:
-        limit = self.config.prompt_length
         seen: dict[str, tuple[int, ...]] = {}
         prompt_ids = []
         for messages in raw_prompt:
             key = repr(messages)
             if key not in seen:
-                encoded = self.tokenizer.apply_chat_template(
-                    list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
-                )
-                if len(encoded) > limit:
-                    raise ValueError(
-                        f"a prompt has {len(encoded)} tokens but data.max_prompt_length is {limit}: raise it "
-                        "or set data.filter_overlong_prompts=True to leave such prompts out"
-                    )
-                seen[key] = tuple(encoded)
+                seen[key] = tuple(encode_prompt(self.tokenizer, messages, limit=self.config.prompt_length))
             prompt_ids.append(seen[key])
         return prompt_ids
 
     def _row_seeds(self, prompts: DataProto, prompt_ids: list[tuple[int, ...]]) -> np.ndarray:
-        """uint64 [B] of run seed, global step and the row's `__seed__`, or its prompt and sibling rank.
-
-        So a row draws the same numbers whatever the other rows are and wherever it stands among them.
-        """
+        """uint64 [B]"""
         run = (prompts.meta_info.get("rollout_seed", 0), prompts.meta_info.get("global_steps", 0))
         own = prompts.non_tensor_batch.get("__seed__")
-        if own is not None:
-            names = [(*run, int(seed)) for seed in own]
-        else:
-            siblings: dict[tuple[int, ...], int] = {}
-            names = []
-            for ids in prompt_ids:
-                siblings[ids] = siblings.get(ids, -1) + 1
-                names.append((*run, siblings[ids], ids))
-        digests = b"".join(hashlib.blake2b(repr(name).encode(), digest_size=8).digest() for name in names)
-        return np.frombuffer(digests, dtype="<u8")
-
-    def _assemble(
-        self, prompt_ids: list[tuple[int, ...]], responses: Tensor, lengths: Tensor, log_probs: Tensor
-    ) -> TensorDict:
-        """Fixed widths P and R, so that batches of different steps have one shape."""
-        rows, width = len(prompt_ids), self.config.prompt_length
-        prompts, prompt_mask = left_pad(prompt_ids, width, self.tokenizer.pad_token_id)
-        response_mask = (torch.arange(responses.shape[1]) < lengths[:, None]).long()
-        attention_mask = torch.cat([prompt_mask, response_mask], dim=-1)
-        fields = {
-            "prompts": prompts,
-            "responses": responses,
-            "response_mask": response_mask,
-            "input_ids": torch.cat([prompts, responses], dim=-1),
-            "attention_mask": attention_mask,
-            "position_ids": (attention_mask.cumsum(dim=-1) - 1).clamp(min=0) * attention_mask,
-        }
-        if self.config.calculate_log_probs:
-            fields["rollout_log_probs"] = log_probs
-        return TensorDict(fields, batch_size=rows)
-
-
-def left_pad(prompt_ids: list[tuple[int, ...]], width: int, pad_token_id: int) -> tuple[Tensor, Tensor]:
-    """Returns: int64 [B, width] ids with the padding first, and their mask (1 = real token)."""
-    ids = torch.tensor([[pad_token_id] * (width - len(row)) + list(row) for row in prompt_ids])
-    lengths = torch.tensor([len(row) for row in prompt_ids])
-    return ids, (torch.arange(width) >= width - lengths[:, None]).long()
-
-
-def generate(
-    decoder: Decoder,
-    prompt_ids: list[list[int]],
-    parent: Tensor,
-    uniforms: Tensor,
-    params: SamplingParams,
-    *,
-    greedy: Tensor | None,
-    eos_token_id: int | None,
-    pad_token_id: int,
-    device: torch.device,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The decoding loop.
-
-    Args:
-        prompt_ids: the distinct prompts, b of them
-        parent: int64 [B], the prompt of each row
-        uniforms: [B, R], the number that decides each draw
-        greedy: bool [B] or None
-
-    Returns:
-        responses int64 [B, R], right-padded; lengths int64 [B], EOS counted; log-probs float32 [B, R].
-    """
-    rows, steps = uniforms.shape
-    responses = torch.full((rows, steps), pad_token_id)
-    log_probs = torch.zeros(rows, steps)
-    lengths = torch.full((rows,), steps)
-    ids, mask = left_pad(prompt_ids, max(map(len, prompt_ids)), pad_token_id)
-    # one prefill per distinct prompt; its cache row and its logits are then copied to every sibling
-    logits = decoder.prefill(ids.to(device), mask.to(device), steps)[parent.to(device)]
-    decoder.select(parent.to(device))
-    held = torch.arange(rows)  # the rows still in the decoder's batch
-    alive = torch.ones(rows, dtype=torch.bool)  # those of `held` that have not ended
-    for t in range(steps):
-        token, log_prob = pick(
-            logits,
-            uniforms[held, t].to(device),
-            None if greedy is None else greedy[held].to(device),
-            params,
-        )
-        drawn, drawn_log_prob = token.cpu(), log_prob.cpu()
-        going = held[alive]
-        responses[going, t] = drawn[alive]
-        log_probs[going, t] = drawn_log_prob[alive]
-        ended = alive & (drawn == eos_token_id) if eos_token_id is not None else torch.zeros_like(alive)
-        lengths[held[ended]] = t + 1
-        alive = alive & ~ended
-        remaining = int(alive.sum())
-        if remaining == 0 or t + 1 == steps:
-            break
-        # dropping rows copies the cache, so wait until a quarter of the batch has ended
-        if remaining <= 0.75 * len(held):
-            keep = alive.nonzero()[:, 0]
-            decoder.select(keep.to(device))
-            held, token, alive = held[keep], token[keep.to(device)], alive[keep]
-        logits = decoder.step(token)
-    return responses, lengths, log_probs
+        own = sibling_ranks(prompt_ids) if own is None else own
+        seeds = [row_seed(*run, rank, ids) for rank, ids in zip(own, prompt_ids, strict=True)]
+        return np.array(seeds, dtype=np.uint64)

@@ -5,10 +5,13 @@ Simplified: no penalties, no min-p; in the order of vLLM and transformers: tempe
 verl: verl.workers.config.rollout:SamplingConfig
 """
 
+import hashlib
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from omegaconf import DictConfig
 from torch import Tensor
 
 
@@ -34,6 +37,16 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0 or not self.do_sample
+
+
+GREEDY = SamplingParams(temperature=0.0, do_sample=False)
+
+
+def sampling_params(config: DictConfig, meta_info: dict) -> SamplingParams:
+    """rollout.* (rollout.val_kwargs.* when validating), overridden by meta_info."""
+    source = config.val_kwargs if meta_info.get("validate", False) else config
+    names = ("temperature", "top_p", "top_k", "do_sample")
+    return SamplingParams(**{name: meta_info.get(name, source[name]) for name in names})
 
 
 def filter_logits(logits: Tensor, *, top_k: int, top_p: float) -> Tensor:
@@ -85,6 +98,26 @@ def pick(
         token = torch.where(greedy[:, None], best, token)
         log_prob = torch.where(greedy[:, None], logits.log_softmax(dim=-1).gather(-1, best), log_prob)
     return token[:, 0], log_prob[:, 0]
+
+
+def sibling_ranks(prompts: Iterable[Hashable]) -> list[int]:
+    """How many equal prompts come before each: 0, 1, 2, ... within a group of siblings."""
+    seen: dict[Hashable, int] = {}
+    ranks = []
+    for prompt in prompts:
+        ranks.append(seen.get(prompt, 0))
+        seen[prompt] = ranks[-1] + 1
+    return ranks
+
+
+def row_seed(rollout_seed: int, global_steps: int, own: int, prompt_ids: Iterable[int]) -> int:
+    """uint64 from the run's seed, the step, the row's `__seed__` or sibling rank, and what it continues.
+
+    So a row draws the same numbers whatever the other rows are and wherever it stands among them, and every
+    turn of a conversation draws its own.
+    """
+    name = repr((rollout_seed, global_steps, int(own), tuple(prompt_ids)))
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 def row_uniforms(seeds: np.ndarray, length: int) -> Tensor:
