@@ -22,6 +22,7 @@ NEEDS = {
     "gdpo": ["algorithm.gdpo_reward_keys=[acc,short]"],
 }
 LOSS_NEEDS = {
+    "dro": ["actor_rollout_ref.actor.policy_loss.dro_beta=0.1"],
     "gspo": ["actor_rollout_ref.actor.clip_ratio_low=3e-4", "actor_rollout_ref.actor.clip_ratio_high=4e-4"],
 }
 TEACHER = ["distillation.enabled=True", "distillation.teacher_models.teacher_model.model_path=data/tiny_lm"]

@@ -112,6 +112,9 @@ _FREE = (
     "reward.",
     "data.val",
     "actor_rollout_ref.rollout.val_kwargs",
+    "actor_rollout_ref.actor.strategy",
+    "actor_rollout_ref.ref.strategy",
+    "critic.strategy",
     "minirl.placement",
     "minirl.worker_timeout",
 )

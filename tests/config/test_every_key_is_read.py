@@ -42,6 +42,7 @@ RUNS = [
     [f"{A}.policy_loss.loss_mode=clip_cov", "algorithm.adv_estimator=grpo"],
     [f"{A}.policy_loss.loss_mode=kl_cov", "algorithm.adv_estimator=grpo"],
     [f"{A}.policy_loss.loss_mode=sapo", "algorithm.adv_estimator=grpo"],
+    [f"{A}.policy_loss.loss_mode=dro", f"{A}.policy_loss.dro_beta=0.1", "algorithm.adv_estimator=grpo"],
     ["algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[acc]",
      "algorithm.gdpo_reward_weights=[1.0]"],
     ["algorithm.adv_estimator=grpo", f"{ALGO}.rollout_correction.bypass_mode=true",

@@ -67,6 +67,7 @@ class Optim:
 @dataclass
 class Engine:
     model_dtype: str = MISSING
+    dtype: str = MISSING
 
 
 @dataclass
@@ -77,10 +78,12 @@ class PolicyLoss:
     clip_cov_ub: float = MISSING
     kl_cov_ratio: float = MISSING
     ppo_kl_coef: float = MISSING
+    dro_beta: float | None = MISSING
 
 
 @dataclass
 class Actor:
+    strategy: str = MISSING
     ppo_mini_batch_size: int = MISSING
     ppo_micro_batch_size_per_gpu: int | None = MISSING
     use_dynamic_bsz: bool = MISSING
@@ -109,6 +112,7 @@ class Actor:
 
 @dataclass
 class Ref:
+    strategy: str = MISSING
     log_prob_micro_batch_size_per_gpu: int | None = MISSING
     log_prob_use_dynamic_bsz: bool = MISSING
     log_prob_max_token_len_per_gpu: int = MISSING
@@ -125,8 +129,25 @@ class Sampling:
 
 
 @dataclass
+class Agent:
+    num_workers: int = MISSING
+    default_agent_loop: str = MISSING
+
+
+@dataclass
+class MultiTurn:
+    max_assistant_turns: int | None = MISSING
+    max_user_turns: int | None = MISSING
+    max_parallel_calls: int = MISSING
+    max_tool_response_length: int = MISSING
+    tool_response_truncate_side: str = MISSING
+    function_tool_path: str | None = MISSING
+
+
+@dataclass
 class Rollout:
     name: str = MISSING
+    mode: str = MISSING
     n: int = MISSING
     temperature: float = MISSING
     top_k: int = MISSING
@@ -140,6 +161,8 @@ class Rollout:
     log_prob_use_dynamic_bsz: bool = MISSING
     log_prob_max_token_len_per_gpu: int = MISSING
     val_kwargs: Sampling = MISSING
+    agent: Agent = MISSING
+    multi_turn: MultiTurn = MISSING
     dtype: str = MISSING
     gpu_memory_utilization: float = MISSING
     enforce_eager: bool = MISSING
@@ -164,6 +187,7 @@ class ActorRolloutRef:
 @dataclass
 class Critic:
     enable: bool | None = MISSING
+    strategy: str = MISSING
     model: CriticModel = MISSING
     ppo_mini_batch_size: int = MISSING
     ppo_micro_batch_size_per_gpu: int | None = MISSING
@@ -302,11 +326,20 @@ class Trainer:
 
 
 @dataclass
+class RolloutService:
+    num_replicas: int = MISSING
+    timeout: float = MISSING
+    max_retries: int = MISSING
+    max_in_flight: int = MISSING
+
+
+@dataclass
 class MiniRL:
     seed: int = MISSING
     placement: str = MISSING
     num_threads: int = MISSING
     worker_timeout: float = MISSING
+    rollout: RolloutService = MISSING
 
 
 @dataclass

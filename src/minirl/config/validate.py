@@ -11,12 +11,22 @@ from collections.abc import Iterable
 from omegaconf import DictConfig
 
 _LOSS_AGG_MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+_STRATEGIES = ("ddp", "fsdp", "fsdp2")
+_DTYPES = ("float32", "bfloat16")  # float16 needs its loss scaled, which no worker does
 _CHOICES = {
+    "actor_rollout_ref.actor.strategy": _STRATEGIES,
+    "actor_rollout_ref.ref.strategy": _STRATEGIES,
+    "critic.strategy": _STRATEGIES,
+    "actor_rollout_ref.actor.fsdp_config.dtype": _DTYPES,
+    "actor_rollout_ref.ref.fsdp_config.dtype": _DTYPES,
+    "critic.fsdp.dtype": _DTYPES,
     "actor_rollout_ref.actor.loss_agg_mode": _LOSS_AGG_MODES,
     "critic.loss_agg_mode": _LOSS_AGG_MODES,
     "actor_rollout_ref.actor.optim.lr_scheduler_type": ("constant", "cosine"),
     "critic.optim.lr_scheduler_type": ("constant", "cosine"),
     "actor_rollout_ref.rollout.name": ("builtin", "vllm"),
+    "actor_rollout_ref.rollout.mode": ("sync", "async"),
+    "actor_rollout_ref.rollout.multi_turn.tool_response_truncate_side": ("left", "middle", "right"),
     "reward.reward_manager.name": ("naive", "dapo", "gdpo"),
     "algorithm.kl_ctrl.type": ("fixed", "adaptive"),
     "algorithm.rollout_correction.rollout_is": (None, "token", "sequence"),
@@ -30,6 +40,9 @@ _POSITIVE = (
     "data.max_response_length",
     "actor_rollout_ref.rollout.n",
     "actor_rollout_ref.rollout.val_kwargs.n",
+    "actor_rollout_ref.rollout.agent.num_workers",
+    "actor_rollout_ref.rollout.multi_turn.max_parallel_calls",
+    "actor_rollout_ref.rollout.multi_turn.max_tool_response_length",
     "actor_rollout_ref.actor.ppo_mini_batch_size",
     "actor_rollout_ref.actor.ppo_epochs",
     "critic.ppo_mini_batch_size",
@@ -38,6 +51,8 @@ _POSITIVE = (
     "trainer.n_gpus_per_node",
     "minirl.num_threads",
     "minirl.worker_timeout",
+    "minirl.rollout.num_replicas",
+    "minirl.rollout.max_in_flight",
 )
 
 
@@ -90,6 +105,7 @@ def validate(config: DictConfig) -> None:
     if need_critic(config):
         _check_update("critic", config.critic, config, ranks)
     _check_sampling(config)
+    _check_service(config)
     _check_algorithm(config)
     if config.trainer.resume_mode == "resume_path" and not config.trainer.resume_from_path:
         raise ValueError("trainer.resume_mode=resume_path needs trainer.resume_from_path=<checkpoint folder>")
@@ -177,6 +193,20 @@ def _check_token_budget(key: str, tokens: int, config: DictConfig) -> None:
         raise ValueError(
             f"{key}={tokens} cannot hold one trajectory of data.max_prompt_length + data.max_response_length "
             f"= {longest} tokens; raise it to at least {longest}"
+        )
+
+
+def _check_service(config: DictConfig) -> None:
+    rollout, service = config.actor_rollout_ref.rollout, config.minirl.rollout
+    if service.timeout <= 0:
+        raise ValueError(f"minirl.rollout.timeout={service.timeout}: must be above 0 seconds")
+    if service.max_retries < 0:
+        raise ValueError(f"minirl.rollout.max_retries={service.max_retries}: must be at least 0")
+    lockstep = rollout.name == "builtin" and rollout.mode == "sync"
+    if lockstep and rollout.agent.default_agent_loop != "single_turn_agent":
+        raise ValueError(
+            f"actor_rollout_ref.rollout.agent.default_agent_loop={rollout.agent.default_agent_loop}: agent "
+            "loops run in the rollout service; set actor_rollout_ref.rollout.mode=async"
         )
 
 

@@ -29,35 +29,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from minirl.protocol import DataProto
 from minirl.single_controller.worker_group import WorkerGroup
-from minirl.workers.process_group import SoloGroup
+from minirl.workers.process_group import PeerLostError, SoloGroup, TorchDistributedGroup, peer_errors
 
 TRACEBACK_LINES = 8
 GRACE = 2.0  # seconds that the other ranks get to end a call in which one of them failed
 START_ATTEMPTS = 5
 ECHO_GRACE = 20.0  # the same, while all that is known is that somebody's peer is gone
 RESUME = "and the run can go on from its last checkpoint (trainer.resume_mode=auto)"
-
-
-class PeerLostError(ConnectionError):
-    """A rank waited for a peer that is gone: the echo of that peer's own error."""
-
-
-class TorchDistributedGroup:
-    """One rank's end of an all-reduce between processes; see `minirl.workers.process_group`.
-
-    Two ranks add up to the bit what two local ranks do; with more, the order of addition is the backend's.
-    """
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-
-    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        total = tensor.detach().clone()
-        try:
-            dist.all_reduce(total)
-        except RuntimeError as error:
-            raise PeerLostError(f"rank {self.rank} lost a peer in all_reduce: {error}") from error
-        return total
 
 
 class WorkerProcess:
@@ -81,11 +59,11 @@ class WorkerProcess:
             limit = datetime.timedelta(seconds=timeout)
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=limit)
             group = TorchDistributedGroup(self.rank, self.size)
-        with self._noted(label):
+        with self._noted(label), peer_errors(self.rank):
             self.worker = worker_cls(*args, group=group, **kwargs)
 
     def call(self, label, method_name, args, kwargs):
-        with self._noted(label):
+        with self._noted(label), peer_errors(self.rank):
             result = getattr(self.worker, method_name)(*args, **kwargs)
             if inspect.isawaitable(result):
                 result = asyncio.run(_awaited(result))

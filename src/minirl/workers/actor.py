@@ -7,7 +7,6 @@ verl: verl.workers.engine_workers:ActorRolloutRefWorker
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -15,7 +14,7 @@ from omegaconf import DictConfig
 
 from minirl.core_algos.distillation import uses_topk
 from minirl.protocol import DataProto
-from minirl.single_controller.decorator import Dispatch, Execute, register
+from minirl.single_controller.decorator import Dispatch, collect_rank_zero, dispatch_one_to_all, register
 from minirl.workers.losses import distillation_ppo_loss, ppo_loss
 from minirl.workers.model import forward_log_probs, load_causal_lm
 from minirl.workers.process_group import ProcessGroup
@@ -48,6 +47,8 @@ class ActorWorker(TrainingWorker):
             micro_batch_size=actor.ppo_micro_batch_size_per_gpu,
             infer_micro_batch_size=rollout.log_prob_micro_batch_size_per_gpu,
             max_token_len=actor.ppo_max_token_len_per_gpu if actor.use_dynamic_bsz else None,
+            dtype=actor.fsdp_config.dtype,
+            strategy=actor.strategy,
             group=group,
         )
 
@@ -77,14 +78,11 @@ class ActorWorker(TrainingWorker):
         """
         return DataProto(meta_info={"metrics": self.train_mini_batch(data)})
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL, execute_mode=Execute.RANK_ZERO)
+    @register(dispatch_mode={"dispatch_fn": dispatch_one_to_all, "collect_fn": collect_rank_zero})
     def named_weights(self) -> list[tuple[str, torch.Tensor]]:
-        """What the rollout needs to follow the actor; all ranks hold the same, so rank 0 speaks for them.
+        """What the rollout needs to follow the actor. All ranks gather, rank 0 hands over.
 
         verl: verl.workers.engine_workers:ActorRolloutRefWorker.update_weights
         """
-        return list(self._named_weights())
-
-    def _named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, parameter in self.module.named_parameters():
-            yield name, parameter.detach()
+        whole = self.parallel.weights()
+        return [(name, whole[name].detach()) for name, _ in self.module.named_parameters() if name in whole]

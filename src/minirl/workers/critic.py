@@ -30,6 +30,8 @@ class CriticWorker(TrainingWorker):
             micro_batch_size=config.ppo_micro_batch_size_per_gpu,
             infer_micro_batch_size=config.forward_micro_batch_size_per_gpu,
             max_token_len=config.ppo_max_token_len_per_gpu if config.use_dynamic_bsz else None,
+            dtype=config.fsdp.dtype,
+            strategy=config.strategy,
             group=group,
         )
 

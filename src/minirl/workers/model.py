@@ -71,6 +71,18 @@ def load_value_model(path: str, *, dtype: str = "fp32", device: str = "cpu") -> 
     return model.to(device)
 
 
+def compute_in(dtype: str, module: nn.Module) -> None:
+    """Let the forward pass multiply in `dtype` by autocast: weights and their gradients keep their own type.
+
+    With float32 nothing is changed. bfloat16 has float32's range, so the loss needs no scaling.
+    verl: verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead.forward_step, which has log-probs
+    and loss inside the autocast too; here they are float32.
+    """
+    if DTYPES[dtype] != torch.float32:
+        device = next(module.parameters()).device.type
+        module.forward = torch.autocast(device, dtype=DTYPES[dtype])(module.forward)
+
+
 def _no_progress_bars() -> None:
     """One bar per run: the training progress."""
     from transformers.utils import logging
@@ -125,7 +137,7 @@ def forward_log_probs(
     # which scores a token that was never sampled
     logits = model(**inputs, use_cache=False, logits_to_keep=response_width + 1).logits[:, :-1]
     if temperature != 1.0:
-        logits = logits / temperature
+        logits = logits.float() / temperature
     labels = batch.batch["responses"][:, :response_width]
     out = {"log_probs": _pad_back(logprobs_from_logits(logits, labels), batch)}
     if calculate_entropy:

@@ -10,46 +10,43 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from minirl.workers.parallel import Moments
 
 
-def save(folder: Path, module, optimizer: torch.optim.Optimizer, schedule) -> None:
-    """Write a new folder. `module` is a transformers model, `schedule` a LambdaLR."""
+def save(folder: Path, module, weights: dict[str, Tensor], moments: Moments, schedule) -> None:
+    """Write a new folder. `module` is the transformers model of these weights, `schedule` a LambdaLR."""
     folder.mkdir(parents=True)
-    module.save_pretrained(folder)
-    tensors = {
-        f"{i}.{key}": value.contiguous()
-        for i, slot in optimizer.state_dict()["state"].items()
-        for key, value in slot.items()
-    }
+    module.save_pretrained(folder, state_dict=weights)
+    tensors = {f"{i}.{key}": value.contiguous() for i, slot in moments.items() for key, value in slot.items()}
     save_file(tensors, folder / "optimizer.safetensors")
     (folder / "schedule.json").write_text(json.dumps({"last_epoch": schedule.last_epoch}))
 
 
-def load(folder: Path, module, optimizer: torch.optim.Optimizer, schedule) -> None:
-    """Put weights, moments and learning rate back.
+def load(folder: Path, module, schedule) -> tuple[dict[str, Tensor], Moments]:
+    """Put the learning rate back; returns weights and moments, for `Copies.load`.
 
     Raises:
         ValueError: the folder is of another model.
     """
     device = next(module.parameters()).device
-    missing = module.load_state_dict(
-        load_file(folder / "model.safetensors", device=str(device)), strict=False
-    )
-    tied = set(module.state_dict()) - dict(module.named_parameters()).keys()
-    if unknown := [k for k in missing.missing_keys if k not in tied] + missing.unexpected_keys:
+    weights = load_file(folder / "model.safetensors", device=str(device))
+    names = module.state_dict().keys()
+    own = dict(module.named_parameters()).keys()  # without the second name of a tied weight
+    if unknown := sorted(own - weights.keys()) + sorted(weights.keys() - names):
         raise ValueError(f"checkpoint {folder} is of another model: {unknown[:3]} do not match model.path")
-    slots: dict[int, dict[str, torch.Tensor]] = {}
+    moments: Moments = {}
     for name, tensor in load_file(folder / "optimizer.safetensors").items():
         index, key = name.split(".", 1)
-        slots.setdefault(int(index), {})[key] = tensor
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": slots})
+        moments.setdefault(int(index), {})[key] = tensor
     schedule.last_epoch = json.loads((folder / "schedule.json").read_text())["last_epoch"]
     rates = [
         base * fn(schedule.last_epoch)
         for base, fn in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
     ]
-    for param_group, rate in zip(optimizer.param_groups, rates, strict=True):
+    for param_group, rate in zip(schedule.optimizer.param_groups, rates, strict=True):
         param_group["lr"] = rate
     schedule._last_lr = rates
+    return weights, moments

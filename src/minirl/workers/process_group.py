@@ -1,15 +1,18 @@
 """What a worker needs to know of its data-parallel peers: its rank, their number, and a sum over them.
 
 Placements give their own: nobody (`SoloGroup`), threads (single_controller.local), processes
-(torch.distributed).
+(`TorchDistributedGroup`).
 verl: the `dp_group` of verl.workers.engine.base:BaseEngine
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 
 
 class ProcessGroup(Protocol):
@@ -30,12 +33,38 @@ class SoloGroup:
         return tensor
 
 
-def average_gradients(parameters: list[torch.nn.Parameter], group: ProcessGroup) -> None:
-    """Replace each gradient by its mean over the ranks, as DDP does; hence the `dp_size` factor in
-    `agg_loss`.
+class PeerLostError(ConnectionError):
+    """A rank waited for a peer that is gone: the echo of that peer's own error."""
+
+
+class TorchDistributedGroup:
+    """One rank's end of an all-reduce between processes: the default group of torch.distributed.
+
+    Two ranks add up to the bit what two local ranks do; with more, the order of addition is the backend's.
     """
-    if group.size == 1:
-        return
-    for p in parameters:
-        if p.grad is not None:
-            p.grad.copy_(group.all_reduce(p.grad) / group.size)
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        total = tensor.detach().clone()
+        dist.all_reduce(total)
+        return total
+
+
+@contextmanager
+def peer_errors(rank: int) -> Iterator[None]:
+    """Tell torch.distributed's complaint about a lost peer, in whatever call, from an error of this rank."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, dist.DistError) or "gloo" in str(error):  # gloo's own are plain RuntimeErrors
+            raise PeerLostError(f"rank {rank} lost a peer: {error}") from error
+        raise
+
+
+def most(count: int, group: ProcessGroup) -> int:
+    """The largest `count` of all ranks, from a sum: each rank fills in its own place."""
+    counts = torch.zeros(group.size, dtype=torch.int64)
+    counts[group.rank] = count
+    return int(group.all_reduce(counts).max())

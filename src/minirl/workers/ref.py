@@ -27,6 +27,8 @@ class RefWorker(TrainingWorker):
             name="ref",
             infer_micro_batch_size=ref.log_prob_micro_batch_size_per_gpu,
             max_token_len=ref.log_prob_max_token_len_per_gpu if ref.log_prob_use_dynamic_bsz else None,
+            dtype=ref.fsdp_config.dtype,
+            strategy=ref.strategy,
             group=group,
         )
 

@@ -42,6 +42,8 @@ class TeacherWorker(TrainingWorker):
             self._forward,
             name="teacher",
             infer_micro_batch_size=ref.log_prob_micro_batch_size_per_gpu,
+            dtype=ref.fsdp_config.dtype,
+            strategy=ref.strategy,
             group=group,
         )
 

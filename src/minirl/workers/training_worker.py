@@ -1,7 +1,7 @@
 """One model under training: split into mini- and micro-batches, forward, loss, backward, step.
 
 Input: a DataProto with padded rows -> metrics. Actor and critic differ in their forward pass and loss only.
-Simplified: one process group, no offloading, no mixed precision scaler.
+Simplified: one process group, no offloading, no loss scaling (bfloat16 needs none).
 verl: verl.workers.engine_workers:TrainingWorker
 """
 
@@ -20,7 +20,9 @@ from minirl.metrics import Metric, append_to_dict
 from minirl.protocol import DataProto
 from minirl.single_controller.decorator import Dispatch, register
 from minirl.workers import model_files
-from minirl.workers.process_group import ProcessGroup, SoloGroup, average_gradients
+from minirl.workers.model import compute_in
+from minirl.workers.parallel import data_parallel, whole
+from minirl.workers.process_group import ProcessGroup, SoloGroup, most
 
 LossFn = Callable[[dict[str, Tensor], DataProto], tuple[Tensor, dict]]
 
@@ -34,6 +36,8 @@ class TrainingWorker:
         optim: `*.optim` of the config; None for a model that only scores.
         micro_batch_size: trajectories per forward and backward pass; None = all at once.
         max_token_len: with it, micro-batches are filled up to so many tokens instead (`use_dynamic_bsz`).
+        dtype: of the forward pass (`*.fsdp_config.dtype`); weights, log-probs and losses keep theirs.
+        strategy: how ranks share the work, see `minirl.workers.parallel`.
     """
 
     def __init__(
@@ -47,12 +51,16 @@ class TrainingWorker:
         micro_batch_size: int | None = None,
         infer_micro_batch_size: int | None = None,
         max_token_len: int | None = None,
+        dtype: str = "float32",
+        strategy: str = "ddp",
         group: ProcessGroup | None = None,
     ) -> None:
         self.module, self.forward_fn, self.name, self.loss_fn = module, forward_fn, name, loss_fn
         self.micro_batch_size, self.infer_micro_batch_size = micro_batch_size, infer_micro_batch_size
         self.max_token_len = max_token_len
         self.group = group or SoloGroup()
+        compute_in(dtype, module)
+        self.parallel = data_parallel(module, self.group, strategy, trained=optim is not None)
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         if optim is not None:
             self.clip_grad = optim.clip_grad
@@ -125,16 +133,18 @@ class TrainingWorker:
         data.meta_info = data.meta_info | {"batch_num_tokens": int(tokens), "dp_size": self.group.size}
 
         self.optimizer.zero_grad()
-        losses, metrics = [], {}
+        losses, metrics, rows_left = [], {}, len(data)
         for micro, _ in self._micro_batches(data, self.micro_batch_size):
-            loss, micro_metrics = self.loss_fn(self.forward_fn(self.module, micro), micro)
-            if not torch.isfinite(loss):
-                raise FloatingPointError(self._blame(loss, micro))
-            loss.backward()
+            rows_left -= len(micro)
+            with self.parallel.backward_pass(last=rows_left == 0):
+                loss, micro_metrics = self.loss_fn(self.forward_fn(self.parallel.module, micro), micro)
+                if not torch.isfinite(loss):
+                    raise FloatingPointError(self._blame(loss, micro))
+                loss.backward()
             losses.append(loss.detach())
             append_to_dict(metrics, micro_metrics)
-        average_gradients(self.parameters, self.group)
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.parameters, max_norm=self.clip_grad)
+        self.parallel.average_gradients(self.parameters)
+        grad_norm = whole(torch.nn.utils.clip_grad_norm_(self.parameters, max_norm=self.clip_grad))
         if not torch.isfinite(grad_norm):
             raise FloatingPointError(self._blame(grad_norm, data))
         self.optimizer.step()
@@ -152,17 +162,19 @@ class TrainingWorker:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, folder: str) -> None:
-        """Rank 0 writes for all: their weights and moments are equal.
+        """Rank 0 writes for all, the same files whatever the strategy.
 
         verl: verl.workers.engine_workers:TrainingWorker.save_checkpoint
         """
+        weights, moments = self.parallel.weights(), self.parallel.moments(self.optimizer)
         if self.group.rank == 0:
-            model_files.save(Path(folder), self.module, self.optimizer, self.lr_scheduler)
+            model_files.save(Path(folder), self.module, weights, moments, self.lr_scheduler)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, folder: str) -> None:
         """Every rank reads. verl: verl.workers.engine_workers:TrainingWorker.load_checkpoint"""
-        model_files.load(Path(folder), self.module, self.optimizer, self.lr_scheduler)
+        weights, moments = model_files.load(Path(folder), self.module, self.lr_scheduler)
+        self.parallel.load(weights, moments, self.optimizer)
 
     # -- pieces ----------------------------------------------------------------------------------------------
 
@@ -171,6 +183,10 @@ class TrainingWorker:
         if self.max_token_len is not None:
             lengths = data.batch["attention_mask"].sum(-1).tolist()
             parts = rearrange_micro_batches(lengths, max_token_len=self.max_token_len)
+            if (count := most(len(parts), self.group)) > len(parts):  # as many forward passes on every rank
+                parts = rearrange_micro_batches(
+                    lengths, max_token_len=self.max_token_len, min_num_micro_batch=count
+                )
             for rows in parts:
                 yield data.select_idxs(rows), torch.as_tensor(rows)
             return

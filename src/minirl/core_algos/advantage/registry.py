@@ -4,6 +4,7 @@ name -> function(token_level_rewards, response_mask, ...) -> (advantages, return
 verl: verl.trainer.ppo.core_algos:register_adv_est, get_adv_estimator_fn
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,12 @@ _REMEDY = {
 }
 
 
+@functools.cache
+def _parameters(fn: Callable) -> tuple[inspect.Parameter, ...]:
+    """Looked up once: it takes longer than the statistics of a small batch."""
+    return tuple(inspect.signature(fn).parameters.values())
+
+
 def get_adv_estimator_fn(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
     """The estimator called `name`. Raises ValueError with the nearest known name."""
     return ADV_ESTIMATOR_REGISTRY.find(name)
@@ -40,7 +47,7 @@ def estimate_advantage(name: str, **inputs: Any) -> tuple[Tensor, Tensor]:
     """
     fn = get_adv_estimator_fn(name)
     given = {key: value for key, value in inputs.items() if value is not None}
-    parameters = inspect.signature(fn).parameters.values()
+    parameters = _parameters(fn)
     if any(p.kind is p.VAR_KEYWORD for p in parameters):  # a reader's own estimator, written in verl's manner
         return fn(**given)
     for p in parameters:
