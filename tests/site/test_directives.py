@@ -10,6 +10,7 @@ from chinese_strings import mend
 from data_tables import default_of
 from excerpt import AnchorError, cut, drift
 from katex_math import KATEX, Katex, TexError
+from phone_tables import stand_up
 from quiz_schema import QuizError, load_quiz, normalise
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
@@ -255,3 +256,21 @@ def test_all_mistakes_are_told_at_once(tmp_path):
     with pytest.raises(ExtensionError) as error:
         build(tmp_path, SOURCE % "first lost" + SOURCE % "second lost")
     assert "first lost" in str(error.value) and "second lost" in str(error.value)
+
+
+# ---- tables on a phone ----
+
+
+def table(cell: str) -> str:
+    head = "<thead><tr><th><p>键</p></th><th>形状</th><th>说明</th></tr></thead>"
+    return f"<table>{head}<tbody><tr><td>uid</td><td>[B]</td><td>{cell}</td></tr></tbody></table>"
+
+
+def test_a_table_with_a_sentence_gets_its_column_names_into_its_cells():
+    stacked = stand_up(table("同一条提示词的 <code>n</code> 条响应共用一个"))
+    assert stacked.startswith('<table class="stack">')
+    assert [stacked.count(f'<td data-label="{name}">') for name in ("键", "形状", "说明")] == [1, 1, 1]
+
+
+def test_a_table_of_short_values_stays_as_it_is():
+    assert stand_up(table("0.25")) == table("0.25")

@@ -58,6 +58,22 @@ def test_no_page_overflows_or_asks_outside_or_throws(browser, address, scheme, w
     assert not problems, "\n".join(problems)
 
 
+def test_on_a_phone_every_cell_of_a_table_with_sentences_is_in_sight(browser, address):
+    context = browser.new_context(viewport={"width": 390, "height": 850})
+    page = context.new_page()
+    hidden = """cells => cells.filter(cell => cell.textContent.trim()
+        && (cell.getBoundingClientRect().right > innerWidth || cell.scrollWidth > cell.clientWidth + 1))
+        .map(cell => cell.textContent.trim().slice(0, 40))"""
+    stacked, problems = 0, []
+    for name in pages():
+        page.goto(f"{address}/{name}")
+        cells = page.locator("table.stack > tbody > tr > :is(td, th)")
+        stacked += cells.count()
+        problems += [f"{name}: {text}" for text in cells.evaluate_all(hidden)]
+    context.close()
+    assert stacked and not problems, "\n".join(problems)
+
+
 def test_a_page_opens_as_a_file_without_errors(page, built):
     seen = watch(page)
     page.goto((built / "book" / "index.html").as_uri())
