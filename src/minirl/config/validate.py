@@ -26,6 +26,8 @@ _CHOICES = {
     "critic.optim.lr_scheduler_type": ("constant", "cosine"),
     "actor_rollout_ref.rollout.name": ("builtin", "vllm"),
     "actor_rollout_ref.rollout.mode": ("sync", "async"),
+    # vLLM has raw_logits and processed_logits too, which are no log-probs
+    "actor_rollout_ref.rollout.logprobs_mode": ("processed_logprobs", "raw_logprobs"),
     "actor_rollout_ref.rollout.multi_turn.tool_response_truncate_side": ("left", "middle", "right"),
     "reward.reward_manager.name": ("naive", "dapo", "gdpo"),
     "algorithm.kl_ctrl.type": ("fixed", "adaptive"),
@@ -40,6 +42,9 @@ _POSITIVE = (
     "data.max_response_length",
     "actor_rollout_ref.rollout.n",
     "actor_rollout_ref.rollout.val_kwargs.n",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "actor_rollout_ref.rollout.max_num_batched_tokens",
+    "actor_rollout_ref.rollout.max_num_seqs",
     "actor_rollout_ref.rollout.agent.num_workers",
     "actor_rollout_ref.rollout.multi_turn.max_parallel_calls",
     "actor_rollout_ref.rollout.multi_turn.max_tool_response_length",
@@ -228,6 +233,18 @@ def _check_sampling(config: DictConfig) -> None:
         raise ValueError(
             "actor_rollout_ref.rollout.val_kwargs.do_sample=true needs val_kwargs.temperature above 0; "
             f"it is {rollout.val_kwargs.temperature}"
+        )
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    if rollout.max_model_len is not None and rollout.max_model_len < longest:
+        raise ValueError(
+            f"actor_rollout_ref.rollout.max_model_len={rollout.max_model_len} cannot hold "
+            f"data.max_prompt_length + data.max_response_length = {longest} tokens; raise it, or leave it "
+            "null for the model's own"
+        )
+    if not 0 < rollout.gpu_memory_utilization <= 1:
+        raise ValueError(
+            f"actor_rollout_ref.rollout.gpu_memory_utilization={rollout.gpu_memory_utilization}: "
+            "a share of the GPU's memory, above 0 and at most 1"
         )
 
 
