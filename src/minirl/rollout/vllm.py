@@ -90,30 +90,25 @@ class VLLMServer(RolloutServer):
         assert not self.asleep, "generate on a sleeping server: call wake_up or update_weights first"
         assert request_id not in self.running, f"request {request_id!r} is already being decoded"
         params = self._vllm_params(sampling_params, max_tokens, seed)
-        token_ids: list[int] = []
-        log_probs: list[float] = []
-        version, reason = self.version, "abort"  # a stream that just ends was aborted
+        version, final = self.version, None
         self.running.add(request_id)
         try:
             prompt = TokensPrompt(prompt_token_ids=list(prompt_ids))
             async with aclosing(self.engine.generate(prompt, params, request_id)) as stream:
                 async for output in stream:
-                    new = output.outputs[0]
-                    token_ids += new.token_ids
-                    if new.logprobs is not None:
-                        pairs = zip(new.token_ids, new.logprobs, strict=True)
-                        log_probs += [entry[token].logprob for token, entry in pairs]
-                    reason = new.finish_reason or reason
+                    final = output.outputs[0]
         except (EngineDeadError, EngineGenerateError) as error:
             raise ReplicaError(f"vLLM's engine stopped while decoding {request_id!r}") from error
         finally:
             self.running.discard(request_id)
-        return TokenOutput(
-            token_ids=token_ids,
-            log_probs=log_probs if self.config.calculate_log_probs else None,
-            stop_reason={"stop": "completed", "length": "length", "abort": "aborted"}[reason],
-            version=version,
-        )
+        if final is None:  # aborted before the engine had heard of it
+            return TokenOutput([], [] if self.config.calculate_log_probs else None, "aborted", version)
+        log_probs = None
+        if self.config.calculate_log_probs:
+            pairs = zip(final.token_ids, final.logprobs, strict=True)
+            log_probs = [entry[token].logprob for token, entry in pairs]
+        reasons = {"stop": "completed", "length": "length", "abort": "aborted"}
+        return TokenOutput(list(final.token_ids), log_probs, reasons[final.finish_reason], version)
 
     async def update_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         self.open.clear()
@@ -199,7 +194,7 @@ class VLLMServer(RolloutServer):
             stop_token_ids=[] if self.config.ignore_eos else [self.eos_token_id],
             logprobs=0 if self.config.calculate_log_probs else None,  # 0 = of the sampled token only
             detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
 

@@ -1,6 +1,6 @@
 """vLLM's engine in this process, behind the coroutines of vLLM's AsyncLLM, which has it in another.
 
-In:  a prompt and SamplingParams of vLLM -> Out: a stream of RequestOutput, one per decoding step.
+In:  a prompt and SamplingParams of vLLM -> Out: a stream of RequestOutput, as many as output_kind asks for.
 One thread owns the engine: everything that touches it waits its turn there, so no lock is needed.
 Simplified: no statistics, no data parallelism; verl always gives the engine processes of its own.
 verl: verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer.run_server
@@ -31,7 +31,7 @@ class InProcessEngine:
         self.pump: asyncio.Task | None = None
 
     async def generate(self, prompt: Any, sampling_params: Any, request_id: str) -> AsyncIterator[Any]:
-        """The outputs of one request; the stream just ends when the request is aborted.
+        """The outputs of one request; none where it is aborted before the engine has heard of it.
 
         Raises:
             ReplicaError: a step of the engine failed.
@@ -43,7 +43,7 @@ class InProcessEngine:
                 self.pump = asyncio.create_task(self._step_until_idle())
             while (output := await queue.get()) is not None:
                 if isinstance(output, Exception):
-                    raise ReplicaError("a step of vLLM's engine failed") from output
+                    raise ReplicaError(f"a step of vLLM's engine failed: {output}") from output
                 yield output
                 if output.finished:
                     return
@@ -52,10 +52,10 @@ class InProcessEngine:
                 await self._call(self.engine.abort_request, [request_id])
 
     async def abort(self, request_ids: list[str]) -> None:
-        await self._call(self.engine.abort_request, request_ids)
+        outputs = await self._call(self._abort, set(request_ids))
         for request_id in request_ids:
             if (queue := self.streams.pop(request_id, None)) is not None:
-                queue.put_nowait(None)
+                queue.put_nowait(outputs.get(request_id))
 
     async def collective_rpc(self, method: str, args: tuple = ()) -> list[Any]:
         """Call a method of the worker; the arguments are not copied, there is no process to cross."""
@@ -71,8 +71,21 @@ class InProcessEngine:
         return await self._call(self.engine.reset_prefix_cache)
 
     def shutdown(self) -> None:
+        """Ends vLLM's process groups too, which its engines in this process share: none works after that."""
         self.thread.submit(self.engine.engine_core.shutdown).result()
         self.thread.shutdown()
+
+    def _abort(self, request_ids: set[str]) -> dict[str, Any]:
+        """End the requests; returns what they have so far, which LLMEngine by itself throws away."""
+        from vllm.v1.engine import FinishReason
+
+        outputs = {
+            state.external_req_id: state.make_request_output([], None, FinishReason.ABORT, None)
+            for state in self.engine.output_processor.request_states.values()
+            if state.external_req_id in request_ids
+        }
+        self.engine.abort_request(list(request_ids))
+        return outputs
 
     async def _call(self, function: Callable, *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.thread, function, *args)
