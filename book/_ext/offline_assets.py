@@ -21,6 +21,7 @@ _TOGGLE = '<summary><span class="toctree-toggle"'
 _ICON_RULE = re.compile(r'((?:\.fa-[\w-]+:before,?)+)\{content:"\\([0-9a-f]{4})"\}')
 _ICON_CLASS = re.compile(r"\bfa-[a-z0-9-]+\b")
 _CODEPOINT = re.compile(r'"\\([ef][0-9a-f]{3})"')
+_PRIVATE = re.compile("[\ue000-\uf8ff]")
 
 
 def unhook_thebe(app, config) -> None:
@@ -70,7 +71,9 @@ def _icons(outdir: Path, static: Path) -> None:
     css.write_text(text, encoding="utf-8")
     codepoints = {int(code, 16) for code in _CODEPOINT.findall(text)}
     for sheet in static.rglob("*.css"):
-        codepoints |= {int(code, 16) for code in _CODEPOINT.findall(sheet.read_text(encoding="utf-8"))}
+        text = sheet.read_text(encoding="utf-8")
+        codepoints |= {int(code, 16) for code in _CODEPOINT.findall(text)}
+        codepoints |= {ord(char) for char in _PRIVATE.findall(text)}  # the icons of notes stand there as such
     folder = static / "vendor" / "fontawesome" / "webfonts"
     for font in folder.glob("*.ttf"):
         _subset(font, codepoints)

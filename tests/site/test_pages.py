@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from built_site import HTML, ROOT, pages
+from fontTools.ttLib import TTFont
 
 pytestmark = pytest.mark.site
 
@@ -56,6 +57,16 @@ def test_no_page_overflows_or_asks_outside_or_throws(browser, address, scheme, w
         ]
     context.close()
     assert not problems, "\n".join(problems)
+
+
+def test_the_icon_font_has_every_icon_that_the_styles_name(built):
+    static = built / "_static"
+    sheets = [sheet.read_text(encoding="utf-8") for sheet in static.rglob("*.css")]
+    named = {int(code, 16) for text in sheets for code in re.findall(r'"\\([ef][0-9a-f]{3})"', text)}
+    named |= {ord(char) for text in sheets for char in re.findall("[\ue000-\uf8ff]", text)}
+    fonts = [TTFont(path) for path in (static / "vendor" / "fontawesome" / "webfonts").glob("*.ttf")]
+    missing = named - {code for font in fonts for code in font.getBestCmap()}
+    assert named and not missing, sorted(map(hex, missing))
 
 
 def test_on_a_phone_every_cell_of_a_table_with_sentences_is_in_sight(browser, address):
