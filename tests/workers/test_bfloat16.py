@@ -8,6 +8,7 @@ from runs import small, steady
 from workers import tiny
 
 from minirl.config import compose
+from minirl.pin import find_symbol
 from minirl.trainer import PPOTrainer
 from minirl.workers.losses import ppo_loss, value_loss
 from minirl.workers.model import compute_in, forward_log_probs, forward_values
@@ -82,6 +83,13 @@ def test_log_probs_and_temperature_are_computed_in_float32_from_bfloat16_logits(
     )
     mask = batch.batch["response_mask"][:, :width].bool()
     torch.testing.assert_close(out["log_probs"][:, :width][mask], want[mask], rtol=1e-6, atol=1e-6)
+
+
+def test_the_fsdp_engine_of_the_pin_reads_mixed_precision_where_minirl_reads_dtype():
+    engine = "verl.workers.engine.fsdp.transformer_impl:FSDPEngine"
+    source = "\n".join(find_symbol(engine).lines)
+    assert 'mixed_precision_config.get("param_dtype", "bf16")' in source
+    assert "engine_config.model_dtype" in source and "engine_config.dtype" not in source
 
 
 def test_float32_leaves_the_forward_pass_alone():

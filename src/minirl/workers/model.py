@@ -74,9 +74,10 @@ def load_value_model(path: str, *, dtype: str = "fp32", device: str = "cpu") -> 
 def compute_in(dtype: str, module: nn.Module) -> None:
     """Let the forward pass multiply in `dtype` by autocast: weights and their gradients keep their own type.
 
-    With float32 nothing is changed. bfloat16 has float32's range, so the loss needs no scaling.
-    verl: verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead.forward_step, which has log-probs
-    and loss inside the autocast too; here they are float32.
+    With float32 nothing is changed. bfloat16 has float32's range, so the loss needs no scaling. verl keeps
+    log-probs and loss inside the autocast, here they are float32; and its FSDP engine does not read this
+    key: it takes `mixed_precision.param_dtype`, bfloat16 unless set.
+    verl: verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead.forward_step
     """
     if DTYPES[dtype] != torch.float32:
         device = next(module.parameters()).device.type
