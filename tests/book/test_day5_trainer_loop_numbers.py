@@ -109,3 +109,11 @@ def test_the_later_version_gives_the_value_loss_its_global_counts():
         "global_batch_size=global_batch_size",
     ):
         assert name in later and name not in here
+
+
+def test_the_later_version_still_cuts_the_critic_by_tokens():
+    spec = "verl.trainer.ppo.ray_trainer:RayPPOTrainer.init_workers"
+    for version in ((), (LATER,)):
+        source = "\n".join(find_symbol(spec, *version).lines)
+        handed = {line.split("=")[0].strip() for line in source.splitlines() if "engine_config." in line}
+        assert handed == {"engine_config.infer_max_token_len_per_gpu", "engine_config.max_token_len_per_gpu"}
