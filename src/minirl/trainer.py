@@ -141,7 +141,7 @@ class PPOTrainer:
         self.critic_wg, self.teacher_wg = groups.get("critic"), groups.get("teacher")
         dtype = models.actor.fsdp_config.model_dtype
         model = load_causal_lm(models.model.path, dtype=dtype, device=config.trainer.device)
-        self.rollout = load_rollout(models.rollout, model, self.tokenizer)
+        self.rollout = load_rollout(models.rollout, model, self.tokenizer, config.minirl.rollout)
 
     # -- the loop --------------------------------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ def verl_config(config: DictConfig) -> DictConfig:
     with open_dict(theirs):
         for key, value in _leaves(OmegaConf.to_container(config, resolve=True)):
             known = OmegaConf.select(theirs, key, default=_leaves) is not _leaves
-            if known and key != "actor_rollout_ref.rollout.name":
+            if known and key not in ("actor_rollout_ref.rollout.name", "actor_rollout_ref.rollout.mode"):
                 OmegaConf.update(theirs, key, value)
         theirs.actor_rollout_ref.rollout.agent.num_workers = 1  # rows need not divide by agent workers
         theirs.trainer.logger = ["console"]
@@ -97,7 +97,9 @@ class VerlTrainer:
         self.tokenizer = load_tokenizer(config.actor_rollout_ref.model.path)
         self.reward_manager = load_reward_manager(config, self.tokenizer, compute_score=compute_score)
         self.actor = ActorWorker(config.actor_rollout_ref)
-        self.rollout = load_rollout(config.actor_rollout_ref.rollout, self.actor.module, self.tokenizer)
+        self.rollout = load_rollout(
+            config.actor_rollout_ref.rollout, self.actor.module, self.tokenizer, config.minirl.rollout
+        )
         self.trainer = self._assemble(config)
 
     def _assemble(self, config: DictConfig) -> ray_trainer.RayPPOTrainer:

@@ -36,6 +36,8 @@ DIFFERENT_DEFAULT = {
     "actor_rollout_ref.actor.optim.lr": "a tiny model takes larger steps",
     "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": "verl leaves it for the user to set",
     "actor_rollout_ref.rollout.name": "verl leaves it for the user to set",
+    "actor_rollout_ref.rollout.mode": "the lockstep decoder needs no service",
+    "actor_rollout_ref.rollout.agent.num_workers": "one event loop, and rows need not divide",
     "actor_rollout_ref.rollout.n": "group-based estimators need siblings",
     "actor_rollout_ref.rollout.prompt_length": "follows data.max_prompt_length, which differs",
     "actor_rollout_ref.rollout.response_length": "follows data.max_response_length, which differs",

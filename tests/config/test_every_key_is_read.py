@@ -45,6 +45,8 @@ RUNS = [
     [f"{A}.policy_loss.loss_mode=dro", f"{A}.policy_loss.dro_beta=0.1", "algorithm.adv_estimator=grpo"],
     ["algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[acc]",
      "algorithm.gdpo_reward_weights=[1.0]"],
+    ["algorithm.adv_estimator=grpo", f"{ROLLOUT}.mode=async",
+     f"{ROLLOUT}.agent.default_agent_loop=tool_agent"],
     ["algorithm.adv_estimator=grpo", f"{ALGO}.rollout_correction.bypass_mode=true",
      f"{ROLLOUT}.calculate_log_probs=true"],
 ]  # fmt: skip

@@ -70,7 +70,8 @@ class LLMServerClient:
     """
 
     def __init__(self, config: DictConfig, load_balancer: GlobalRequestLoadBalancer) -> None:
-        self.config = config
+        self.timeout = config.timeout
+        self.max_retries = config.max_retries
         self._load_balancer = load_balancer
         self._in_flight = asyncio.Semaphore(config.max_in_flight)
 
@@ -96,7 +97,7 @@ class LLMServerClient:
             while True:
                 server_id, server = self._load_balancer.acquire_server(request_id, exclude=failed)
                 try:
-                    async with asyncio.timeout(self.config.timeout):
+                    async with asyncio.timeout(self.timeout):
                         return await server.generate(
                             prompt_ids,
                             sampling_params,
@@ -106,16 +107,16 @@ class LLMServerClient:
                         )
                 except (TimeoutError, ReplicaError) as error:
                     failed.append(server_id)
-                    if len(failed) > self.config.max_retries:
+                    if len(failed) > self.max_retries:
                         raise self._give_up(failed, error) from error
                 finally:
                     self._load_balancer.release_server(server_id)
 
     def _give_up(self, failed: list[str], error: Exception) -> Exception:
-        asked = f"asked {', '.join(failed)} (1 + minirl.rollout.max_retries={self.config.max_retries} tries)"
+        asked = f"asked {', '.join(failed)} (1 + minirl.rollout.max_retries={self.max_retries} tries)"
         if isinstance(error, TimeoutError):
             return TimeoutError(
-                f"no response within minirl.rollout.timeout={self.config.timeout} seconds; {asked}: raise "
+                f"no response within minirl.rollout.timeout={self.timeout} seconds; {asked}: raise "
                 "it, or lower minirl.rollout.max_in_flight so that a replica has less to do at once"
             )
         return ReplicaError(f"{error}; {asked}")

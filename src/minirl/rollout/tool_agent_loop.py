@@ -19,6 +19,16 @@ from minirl.rollout.tools import call_tool, extract_tool_calls, truncate
 class ToolAgentLoop(AgentLoopBase):
     """verl: verl.experimental.agent_loop.tool_agent_loop:ToolAgentLoop"""
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        multi_turn = self.config.multi_turn
+        self.max_assistant_turns = multi_turn.max_assistant_turns
+        self.max_user_turns = multi_turn.max_user_turns
+        self.max_parallel_calls = multi_turn.max_parallel_calls
+        self.max_tool_response_length = multi_turn.max_tool_response_length
+        self.tool_response_truncate_side = multi_turn.tool_response_truncate_side
+        self.response_length = self.config.response_length
+
     async def run(
         self,
         sampling_params: SamplingParams,
@@ -27,7 +37,6 @@ class ToolAgentLoop(AgentLoopBase):
         raw_prompt: list[dict],
         **kwargs: Any,
     ) -> AgentLoopOutput:
-        limits, width = self.config.multi_turn, self.config.response_length
         request_id = uuid4().hex  # of all turns
         schemas = [tool.tool_schema for tool in self.tools]
         prompt_ids = encode_prompt(self.tokenizer, raw_prompt, limit=self.config.prompt_length, tools=schemas)
@@ -44,7 +53,7 @@ class ToolAgentLoop(AgentLoopBase):
                     request_id,
                     prompt_ids=so_far,
                     sampling_params=sampling_params,
-                    max_tokens=width - len(response_ids),
+                    max_tokens=self.response_length - len(response_ids),
                     seed=row_seed(*draw, so_far),
                 )
             response_ids += output.token_ids
@@ -53,18 +62,18 @@ class ToolAgentLoop(AgentLoopBase):
             versions.append(output.version)
             assistant_turns += 1
 
-            if output.stop_reason == "aborted" or len(response_ids) >= width:
+            if output.stop_reason == "aborted" or len(response_ids) >= self.response_length:
                 break
-            if limits.max_assistant_turns and assistant_turns >= limits.max_assistant_turns:
+            if self.max_assistant_turns and assistant_turns >= self.max_assistant_turns:
                 break
-            if limits.max_user_turns and user_turns >= limits.max_user_turns:
+            if self.max_user_turns and user_turns >= self.max_user_turns:
                 break
             calls = extract_tool_calls(self.tokenizer.decode(output.token_ids))
             if not calls:
                 break
             with simple_timer("tool_calls", metrics):
-                observation = await self._observe(calls[: limits.max_parallel_calls])
-            if len(response_ids) + len(observation) >= width:
+                observation = await self._observe(calls[: self.max_parallel_calls])
+            if len(response_ids) + len(observation) >= self.response_length:
                 break  # no room to react to it, so it is left out
             response_ids += observation
             response_mask += [0] * len(observation)
@@ -82,16 +91,12 @@ class ToolAgentLoop(AgentLoopBase):
 
     async def _observe(self, calls: list[tuple[str, Any]]) -> list[int]:
         """Token ids of the tools' answers, in the chat template, up to the next generation prompt."""
-        limits, tools = self.config.multi_turn, {tool.name: tool for tool in self.tools}
+        tools = {tool.name: tool for tool in self.tools}
         answers = await asyncio.gather(*[call_tool(tools, name, arguments) for name, arguments in calls])
-        messages = [
-            {
-                "role": "tool",
-                "content": truncate(
-                    text, limits.max_tool_response_length, limits.tool_response_truncate_side
-                ),
-            }
-            for text in answers
+        texts = [
+            truncate(answer, self.max_tool_response_length, self.tool_response_truncate_side)
+            for answer in answers
         ]
+        messages = [{"role": "tool", "content": text} for text in texts]
         # the template writes its system prompt before any list of messages; here it stands there already
         return encode_messages(self.tokenizer, messages)[len(system_prompt_of(self.tokenizer)) :]
