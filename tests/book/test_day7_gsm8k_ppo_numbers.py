@@ -71,6 +71,45 @@ def test_truncation_is_stored_and_never_read_again():
     assert readers == ["Store"]
 
 
+def test_full_rows_fill_four_micro_batches_of_eight():
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.engine.utils import prepare_micro_batches
+
+    rows, width = 32, 3072
+    ids = torch.nested.nested_tensor([torch.ones(width)] * rows, layout=torch.jagged)
+    data = TensorDict({"input_ids": ids}, batch_size=rows)
+    tu.assign_non_tensor(data, use_dynamic_bsz=True, max_token_len_per_gpu=24576)
+    parts, _ = prepare_micro_batches(data)
+    assert [len(part) for part in parts] == [8] * 4
+
+
+def test_nothing_in_the_package_reads_the_column_ability():
+    text = re.compile(r"""["']ability["']""")
+    files = (verl_root() / "verl").rglob("*.py")
+    assert not [path for path in files if text.search(path.read_text(encoding="utf-8"))]
+
+
+def test_the_defaults_that_follow_or_stay_null():
+    config = script().config
+    assert config.actor_rollout_ref.rollout.prompt_length == config.data.max_prompt_length == 1024
+    assert config.actor_rollout_ref.rollout.response_length == config.data.max_response_length == 2048
+    assert config.data.filter_overlong_prompts_workers == 1
+    assert config.data.val_batch_size is None and config.data.shuffle
+
+
+def test_what_else_differs_from_trl():
+    import inspect
+
+    from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+
+    folder = Path(find_spec("trl").submodule_search_locations[0]) / "trainer"
+    assert "if self.num_generations < 2:" in (folder / "grpo_config.py").read_text(encoding="utf-8")
+    assert "/ (std_rewards + 1e-4)" in (folder / "grpo_trainer.py").read_text(encoding="utf-8")
+    assert inspect.signature(compute_grpo_outcome_advantage).parameters["epsilon"].default == 1e-6
+    assert script().config.actor_rollout_ref.actor.clip_ratio_c == 3.0
+
+
 def test_the_versions_are_the_wheel_s_own():
     metadata = next(verl_root().glob("verl-*.dist-info/METADATA")).read_text(encoding="utf-8")
     for line in (
