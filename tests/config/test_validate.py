@@ -38,6 +38,7 @@ def changed(*overrides: str) -> DictConfig:
         ([f"{R}.top_p=0"], ["rollout.top_p=0"]),
         ([f"{R}.top_p=1.5"], ["rollout.top_p=1.5"]),
         ([f"{R}.top_k=0"], ["rollout.top_k=0"]),
+        ([f"{R}.name=vllm", f"{R}.temperature=3"], ["rollout.temperature=3", "vLLM samples at 0.01 to 2"]),
         ([f"{R}.max_model_len=40"], ["max_model_len=40", "56 tokens"]),
         ([f"{R}.gpu_memory_utilization=1.5"], ["gpu_memory_utilization=1.5", "at most 1"]),
         ([f"{R}.logprobs_mode=raw_logits"], ["logprobs_mode=raw_logits", "did you mean"]),

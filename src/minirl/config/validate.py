@@ -225,6 +225,10 @@ def _check_sampling(config: DictConfig) -> None:
     for where, node in (("rollout", rollout), ("rollout.val_kwargs", rollout.val_kwargs)):
         if not 0 < node.top_p <= 1:
             raise ValueError(f"actor_rollout_ref.{where}.top_p={node.top_p}: must be above 0 and at most 1")
+        if rollout.name == "vllm" and node.do_sample and not 0.01 <= node.temperature <= 2:
+            raise ValueError(
+                f"actor_rollout_ref.{where}.temperature={node.temperature}: vLLM samples at 0.01 to 2 only"
+            )
         if node.top_k == 0 or node.top_k < -1:
             raise ValueError(
                 f"actor_rollout_ref.{where}.top_k={node.top_k}: must be at least 1, or -1 for all tokens"

@@ -61,6 +61,9 @@ class VLLMServer(RolloutServer):
                 f"actor_rollout_ref.rollout.tensor_model_parallel_size={config.tensor_model_parallel_size} "
                 "needs a process per rank: set VLLM_ENABLE_V1_MULTIPROCESSING=1, or the size to 1"
             )
+        if on_cpu:  # vLLM's sampler compiles a function even where the model runs eagerly
+            os.environ["TORCHDYNAMO_DISABLE"] = "1"  # the engine's processes
+            torch._dynamo.config.disable = True  # and this one
         self.config = config
         self.eos_token_id = eos_token_id
         self.in_process = in_process
@@ -113,7 +116,7 @@ class VLLMServer(RolloutServer):
     async def update_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         self.open.clear()
         try:
-            await self.abort()
+            await self._come_to_rest()
             if self.asleep and self.frees_memory:  # the KV cache comes back last: less memory at the peak
                 await self.engine.wake_up(tags=["weights"])
             await self.engine.collective_rpc("begin_weights")
@@ -128,7 +131,6 @@ class VLLMServer(RolloutServer):
                 )
             if self.asleep and self.frees_memory:
                 await self.engine.wake_up(tags=["kv_cache"])
-            await self._drop_cached_prefixes()
             self.version, self.asleep = version, False
         finally:
             self.open.set()
@@ -139,7 +141,7 @@ class VLLMServer(RolloutServer):
 
         verl drops the weights too (level 2), as a sync always follows there; here `wake_up` alone must do.
         """
-        await self.abort()
+        await self._come_to_rest()
         if self.frees_memory and not self.asleep:
             await self.engine.sleep(level=1)
         self.asleep = True
@@ -147,7 +149,6 @@ class VLLMServer(RolloutServer):
     async def wake_up(self) -> None:
         if self.frees_memory and self.asleep:
             await self.engine.wake_up()
-        await self._drop_cached_prefixes()
         self.asleep = False
 
     async def abort(self, request_ids: list[str] | None = None) -> None:
@@ -173,10 +174,15 @@ class VLLMServer(RolloutServer):
                 save_file(bucket, path)
                 await self.engine.collective_rpc("receive_file", args=(path,))
 
-    async def _drop_cached_prefixes(self) -> None:
-        """Keys and values of old weights must not serve a new request."""
-        dropped = await self.engine.reset_prefix_cache()
-        assert dropped, "vLLM kept its prefix cache: a request was still running"
+    async def _come_to_rest(self) -> None:
+        """End all requests and drop the cached prefixes: keys and values of old weights serve no new one."""
+        await self.abort()
+        for _ in range(1000):
+            # refused until the step in flight is over: on a GPU it still writes to an aborted request's cache
+            if await self.engine.reset_prefix_cache():
+                return
+            await asyncio.sleep(0.01)
+        raise ReplicaError("vLLM's engine does not come to rest: some request holds its KV cache")
 
     def _vllm_params(self, params: SamplingParams, max_tokens: int, seed: int) -> Any:
         from vllm import SamplingParams as VLLMSamplingParams
@@ -251,8 +257,6 @@ def engine_arguments(
     if on_cpu:
         # compiling costs minutes there, and a share of the machine's memory is no budget for a KV cache
         arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES}
-        os.environ["TORCHDYNAMO_DISABLE"] = "1"  # the engine's processes
-        torch._dynamo.config.disable = True  # and this one: vLLM's sampler compiles a function by itself
     return arguments | OmegaConf.to_container(config.engine_kwargs.vllm, resolve=True)
 
 

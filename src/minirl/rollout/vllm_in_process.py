@@ -117,7 +117,8 @@ def _build(arguments: dict[str, Any]) -> Any:
     generators = random.getstate(), np.random.get_state(), torch.get_rng_state()
     os.environ[name] = "0"
     try:
-        return LLMEngine.from_engine_args(EngineArgs(**arguments))
+        # a step is over when it returns, so that an abort frees the request's cache at once
+        return LLMEngine.from_engine_args(EngineArgs(**arguments | {"async_scheduling": False}))
     finally:
         torch.set_num_threads = set_num_threads
         random.setstate(generators[0])
