@@ -7,7 +7,12 @@ import torch
 
 from minirl import presets
 from minirl.config import compose
-from minirl.data import gsm8k
+from minirl.data import gsm8k, gsm_symbolic
+
+
+def set_memory(monkeypatch, gib: float) -> None:
+    found = types.SimpleNamespace(total_memory=gib * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
 
 
 @pytest.fixture
@@ -15,6 +20,8 @@ def gpu(monkeypatch, tmp_path):
     """A machine that says it has a GPU, with the model and GSM8K in a local folder."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Test GPU")
+    set_memory(monkeypatch, 80)
+    monkeypatch.setattr(presets, "has_vllm", lambda: False)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "gsm8k").mkdir()
     for split in ("train", "test"):
@@ -56,6 +63,84 @@ def test_gpu_preset_composes_and_puts_model_and_data_on_the_gpu(gpu):
     assert config.trainer.device == "cuda"
     assert config.actor_rollout_ref.model.path == config.critic.model.path == str(gpu)
     assert config.data.train_files == str(gpu / "gsm8k" / "train.parquet")
+
+
+def test_gpu_preset_is_bfloat16_with_a_critic_where_there_is_room(gpu, monkeypatch):
+    config = compose(presets.get("gpu", str(gpu)).overrides)
+    assert config.algorithm.adv_estimator == "gae"
+    for engine in (config.actor_rollout_ref.actor.fsdp_config, config.critic.fsdp):
+        assert (engine.dtype, engine.model_dtype) == ("bfloat16", "fp32")
+    set_memory(monkeypatch, 24)
+    smaller = presets.get("gpu", str(gpu))
+    assert compose(smaller.overrides).algorithm.adv_estimator == "grpo"
+    assert "24 GiB" in smaller.reason and "no room for a critic, so GRPO" in smaller.reason
+
+
+def test_auto_takes_the_tiny_model_where_the_gpu_is_too_small_and_gpu_refuses(gpu, monkeypatch):
+    set_memory(monkeypatch, 8)
+    preset = presets.auto(str(gpu))
+    assert preset.name == "cpu" and "8 GiB is too small" in preset.reason
+    with pytest.raises(ValueError, match="8 GiB is too small.*it takes 14.4 GiB"):
+        presets.get("gpu", str(gpu))
+
+
+def test_vllm_is_chosen_where_its_gpu_build_is_installed(gpu, monkeypatch):
+    assert "builtin rollout (no GPU build of vLLM is installed)" in presets.auto(str(gpu)).reason
+    monkeypatch.setattr(presets, "has_vllm", lambda: True)
+    chosen = presets.auto(str(gpu))
+    assert (
+        compose(chosen.overrides).actor_rollout_ref.rollout.name == "vllm"
+        and "vllm rollout;" in chosen.reason
+    )
+
+
+@pytest.mark.parametrize(("installed", "answer"), [("0.32.0", True), ("0.32.0+cpu", False), (None, False)])
+def test_the_cpu_build_of_vllm_does_not_count(monkeypatch, installed, answer):
+    def version(name):
+        if installed is None:
+            raise presets.PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr(presets, "version", version)
+    assert presets.has_vllm() is answer
+
+
+class Generated(list):
+    """What reasoning_gym.create_dataset gives, as far as it is used."""
+
+    def __init__(self, name, *, size, seed):
+        assert name == "gsm_symbolic"
+        answers = range(seed * 4000, seed * 4000 + size)  # the first of seed 1 are among those of seed 0
+        super().__init__({"question": f"What is {i}?", "answer": str(i), "metadata": {}} for i in answers)
+
+
+def test_without_a_hub_the_problems_are_generated_and_none_of_the_test_is_in_the_training(
+    gpu, monkeypatch, tmp_path
+):
+    for split in ("train", "test"):
+        (gpu / "gsm8k" / f"{split}.parquet").unlink()
+    monkeypatch.setattr(gsm8k, "_fetch", lambda source, split: 1 / 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "reasoning_gym", types.SimpleNamespace(create_dataset=Generated))
+    preset = presets.get("gpu", str(gpu))
+    config = compose(preset.overrides)
+    assert "gsm_symbolic from reasoning-gym" in preset.reason
+    train, test = pd.read_parquet(config.data.train_files), pd.read_parquet(config.data.val_files)
+    assert len(train) == gsm_symbolic.SIZES["train"] and train["reward_model"][7]["ground_truth"] == "7"
+    questions = [{row[0]["content"] for row in table["prompt"]} for table in (train, test)]
+    assert not questions[0] & questions[1]
+    assert len(test) == gsm_symbolic.SIZES["test"] - 96
+
+
+def test_without_hub_and_generator_the_error_names_both(gpu, monkeypatch, tmp_path):
+    for split in ("train", "test"):
+        (gpu / "gsm8k" / f"{split}.parquet").unlink()
+    monkeypatch.setattr(gsm8k, "_fetch", lambda source, split: 1 / 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(ValueError, match="could not fetch GSM8K.*pip install reasoning-gym") as caught:
+        presets.get("gpu", str(gpu))
+    assert "\n" not in str(caught.value)
 
 
 def test_environment_variable_is_the_same_setting_as_the_argument(gpu, monkeypatch):

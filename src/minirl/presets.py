@@ -1,4 +1,4 @@
-"""Where a run takes place: the tiny task on a CPU, or Qwen2.5-0.5B-Instruct on GSM8K on one GPU.
+"""Where a run takes place: the tiny task on a CPU, or Qwen2.5-0.5B-Instruct on GSM8K on one GPU, sized to it.
 
 in: "cpu", "gpu" or "auto", and where the model comes from -> out: overrides to put before the user's own.
 MINIRL_MODEL (or `source=`) is the one setting for the latter: hub | modelscope | https://a-mirror | a folder.
@@ -8,7 +8,11 @@ verl: none; the values follow verl's GSM8K examples
 import os
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from minirl.data import gsm8k, gsm_symbolic
+from minirl.gpu_sizes import GIB, PROMPT, N, sizes
 
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 NAMES = ("cpu", "gpu", "auto")
@@ -43,10 +47,14 @@ def get(name: str, source: str | None = None) -> Preset:
 
 
 def auto(source: str | None = None) -> Preset:
-    """ "gpu" where PyTorch sees a GPU, else "cpu"; `reason` says which and why."""
-    if _has_gpu():
-        return get("gpu", source)
-    return Preset("cpu", "no GPU visible to PyTorch: the tiny model and task that ship with minirl")
+    """ "gpu" where PyTorch sees a GPU that is large enough, else "cpu"; `reason` says which and why."""
+    if not _has_gpu():
+        return Preset("cpu", "no GPU visible to PyTorch: the tiny model and task that ship with minirl")
+    try:
+        sizes(_memory_gib())
+    except ValueError as too_small:
+        return Preset("cpu", f"{too_small}: the tiny model and task that ship with minirl, on the CPU")
+    return get("gpu", source)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -72,35 +80,79 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def _memory_gib() -> float:
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory / GIB
+
+
+def has_vllm() -> bool:
+    """Whether the wheel that runs on a GPU is installed; its CPU build has a name of its own."""
+    try:
+        return "cpu" not in version("vllm")
+    except PackageNotFoundError:
+        return False
+
+
 def _gpu(source: str) -> Preset:
     import torch
 
-    from minirl.data import gsm8k
-
+    memory = _memory_gib()
+    fits = sizes(memory)
     model = fetch_model(source)
-    train, test = gsm8k.prepare(source)
+    train, test, task = _data(source)
+    backend = "vllm" if has_vllm() else "builtin"
     values = {
         "trainer.device": "cuda",
         "actor_rollout_ref.model.path": model,
         "critic.model.path": model,
         "data.train_files": train,
         "data.val_files": test,
-        "data.max_prompt_length": 512,
-        "data.max_response_length": 512,
+        "data.max_prompt_length": PROMPT,
+        "data.max_response_length": fits.response_length,
         "data.filter_overlong_prompts": True,
-        "data.train_batch_size": 64,
-        "actor_rollout_ref.actor.ppo_mini_batch_size": 16,
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 16,
+        "data.train_batch_size": fits.train_batch_size,
+        "data.val_max_samples": 256,
+        "data.val_batch_size": fits.train_batch_size * N,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": fits.mini_batch_size,
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": fits.micro_batch_size,
         "actor_rollout_ref.actor.optim.lr": 1e-6,
-        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 32,
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 32,
-        "critic.ppo_micro_batch_size_per_gpu": 16,
+        "actor_rollout_ref.actor.fsdp_config.dtype": "bfloat16",
+        "actor_rollout_ref.ref.fsdp_config.dtype": "bfloat16",
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": fits.micro_batch_size,
+        "actor_rollout_ref.rollout.name": backend,
+        "actor_rollout_ref.rollout.n": N,
+        "actor_rollout_ref.rollout.dtype": "bfloat16",
+        "actor_rollout_ref.rollout.gpu_memory_utilization": round(min(0.5, fits.free_gib / memory), 2),
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": fits.micro_batch_size,
+        "critic.ppo_micro_batch_size_per_gpu": fits.micro_batch_size,
         "critic.optim.lr": 1e-5,
+        "critic.fsdp.dtype": "bfloat16",
         "trainer.experiment_name": "gsm8k",
     }
-    gpu = torch.cuda.get_device_name()
-    reason = f"{gpu}: {MODEL} from {source}, GSM8K"
+    if not fits.critic:
+        values["algorithm.adv_estimator"] = "grpo"
+    why = "" if backend == "vllm" else " (no GPU build of vLLM is installed)"
+    critic = "room for a critic" if fits.critic else "no room for a critic, so GRPO"
+    reason = (
+        f"{torch.cuda.get_device_name()}, {memory:.0f} GiB: {MODEL} from {source}, {task}; bfloat16 with "
+        f"float32 weights; {backend} rollout{why}; {fits.train_batch_size} prompts x {N}, answers of "
+        f"{fits.response_length} tokens, micro-batches of {fits.micro_batch_size}, {critic}"
+    )
     return Preset("gpu", reason, [f"{key}={value}" for key, value in values.items()])
+
+
+def _data(source: str) -> tuple[str, str, str]:
+    """(train file, test file, what they hold): GSM8K, or the offline stand-in where it cannot be fetched."""
+    try:
+        return *gsm8k.prepare(source), "GSM8K"
+    except ValueError as unreachable:
+        try:
+            return *gsm_symbolic.prepare(), "gsm_symbolic from reasoning-gym, as GSM8K could not be fetched"
+        except ImportError as missing:
+            raise ValueError(
+                f"{unreachable}; or `pip install reasoning-gym`: gsm_symbolic is generated without a hub"
+            ) from missing
 
 
 def fetch_model(source: str) -> str:
