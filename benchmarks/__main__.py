@@ -1,6 +1,6 @@
 """Run every benchmark (or those named) and print their tables; JSON goes to benchmarks/results.
 
-python -m benchmarks [core_algos protocol sampler training trace growth]
+python -m benchmarks [core_algos protocol sampler training trace growth vllm_gap]
 """
 
 import importlib
