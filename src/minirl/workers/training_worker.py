@@ -59,6 +59,7 @@ class TrainingWorker:
         self.micro_batch_size, self.infer_micro_batch_size = micro_batch_size, infer_micro_batch_size
         self.max_token_len = max_token_len
         self.group = group or SoloGroup()
+        self.device = next(module.parameters()).device  # batches stay on the CPU, a micro-batch comes here
         compute_in(dtype, module)
         self.parallel = data_parallel(module, self.group, strategy, trained=optim is not None)
         self.parameters = [p for p in module.parameters() if p.requires_grad]
@@ -77,7 +78,8 @@ class TrainingWorker:
         self.module.eval()
         outputs, order = [], []
         for micro, rows in self._micro_batches(data, self.infer_micro_batch_size):
-            outputs.append(self.forward_fn(self.module, micro, **forward_kwargs))
+            output = self.forward_fn(self.module, micro, **forward_kwargs)
+            outputs.append({key: value.cpu() for key, value in output.items()})  # where the batch is
             order.append(rows)
         back = torch.argsort(torch.cat(order))
         return {key: torch.cat([o[key] for o in outputs])[back] for key in outputs[0]}
@@ -188,7 +190,7 @@ class TrainingWorker:
                     lengths, max_token_len=self.max_token_len, min_num_micro_batch=count
                 )
             for rows in parts:
-                yield data.select_idxs(rows), torch.as_tensor(rows)
+                yield data.select_idxs(rows).to(self.device), torch.as_tensor(rows)
             return
         size = min(size or len(data), len(data))
         if len(data) % size:
@@ -197,7 +199,7 @@ class TrainingWorker:
                 f"micro-batches of {size}; choose a *_micro_batch_size_per_gpu that divides {len(data)}"
             )
         for start in range(0, len(data), size):
-            yield data[start : start + size], torch.arange(start, start + size)
+            yield data[start : start + size].to(self.device), torch.arange(start, start + size)
 
     def _blame(self, loss: Tensor, data: DataProto) -> str:
         """Say where a non-finite number came from: step, keys, rows."""
