@@ -16,7 +16,6 @@ pytestmark = pytest.mark.slow
 A, ALGO, ROLLOUT = "actor_rollout_ref.actor", "algorithm", "actor_rollout_ref.rollout"
 # keys without a reader yet, each with the reason
 VLLM = "read by the vLLM backend only, which needs vLLM"
-REFUSED = "validate refuses the feature until the trainer has it"
 UNREAD = {
     **{
         f"{ROLLOUT}.{key}": VLLM
@@ -26,12 +25,12 @@ UNREAD = {
             "enable_prefix_caching", "logprobs_mode",
         )
     },
-    "algorithm.filter_groups": REFUSED,
-    "distillation": REFUSED,
     "minirl.worker_timeout": "read by the Ray placement only, which starts processes",
     f"{ROLLOUT}.log_prob_use_dynamic_bsz": "must equal the actor's, so only validate looks at it",
     f"{ROLLOUT}.log_prob_max_token_len_per_gpu": "the actor worker uses ppo_max_token_len_per_gpu for both",
 }  # fmt: skip
+TEACHER = ["algorithm.adv_estimator=grpo", "distillation.enabled=true",
+           "distillation.teacher_models.teacher_model.model_path=${actor_rollout_ref.model.path}"]  # fmt: skip
 RUNS = [
     ["algorithm.adv_estimator=gae", "algorithm.use_pf_ppo=true", "algorithm.use_kl_in_reward=true",
      "algorithm.kl_ctrl.type=adaptive", f"{A}.use_dynamic_bsz=true", f"{A}.optim.lr_scheduler_type=cosine",
@@ -47,6 +46,11 @@ RUNS = [
      "algorithm.gdpo_reward_weights=[1.0]"],
     ["algorithm.adv_estimator=grpo", f"{ROLLOUT}.mode=async",
      f"{ROLLOUT}.agent.default_agent_loop=tool_agent"],
+    [*TEACHER, "distillation.distillation_loss.loss_mode=forward_kl_topk",
+     "distillation.distillation_loss.topk=4"],
+    [*TEACHER, "distillation.distillation_loss.use_policy_gradient=true"],
+    ["algorithm.adv_estimator=grpo", f"{ALGO}.filter_groups.enable=true", "data.gen_batch_size=2",
+     f"{ALGO}.filter_groups.metric=score", f"{ROLLOUT}.n=1", f"{A}.ppo_micro_batch_size_per_gpu=1"],
     ["algorithm.adv_estimator=grpo", f"{ALGO}.rollout_correction.bypass_mode=true",
      f"{ROLLOUT}.calculate_log_probs=true"],
 ]  # fmt: skip
