@@ -29,8 +29,11 @@ UNREAD = {
     f"{ROLLOUT}.log_prob_use_dynamic_bsz": "must equal the actor's, so only validate looks at it",
     f"{ROLLOUT}.log_prob_max_token_len_per_gpu": "the actor worker uses ppo_max_token_len_per_gpu for both",
 }  # fmt: skip
-TEACHER = ["algorithm.adv_estimator=grpo", "distillation.enabled=true",
-           "distillation.teacher_models.teacher_model.model_path=${actor_rollout_ref.model.path}"]  # fmt: skip
+TEACHER = [
+    "algorithm.adv_estimator=grpo",
+    "distillation.enabled=true",
+    "distillation.teacher_models.teacher_model.model_path=${actor_rollout_ref.model.path}",
+]
 RUNS = [
     ["algorithm.adv_estimator=gae", "algorithm.use_pf_ppo=true", "algorithm.use_kl_in_reward=true",
      "algorithm.kl_ctrl.type=adaptive", f"{A}.use_dynamic_bsz=true", f"{A}.optim.lr_scheduler_type=cosine",
