@@ -455,7 +455,11 @@ class PPOTrainer:
             batch = batch.repeat(self.config.actor_rollout_ref.rollout.val_kwargs.n, interleave=True)
             output = self.rollout.generate_sequences(
                 DataProto(
-                    non_tensor_batch={"raw_prompt": batch.non_tensor_batch.pop("raw_prompt")},
+                    non_tensor_batch={
+                        key: batch.non_tensor_batch.pop(key)
+                        for key in ("raw_prompt", "agent_name")
+                        if key in batch.non_tensor_batch
+                    },
                     meta_info={
                         "validate": True,
                         "global_steps": self.global_steps,
