@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from minirl.pin import LATER, find_symbol, use_verl
+from minirl.pin import LATER, find_symbol, use_verl, verl_root
 
 pytestmark = pytest.mark.oracle
 use_verl()
@@ -117,3 +117,13 @@ def test_the_later_version_still_cuts_the_critic_by_tokens():
         source = "\n".join(find_symbol(spec, *version).lines)
         handed = {line.split("=")[0].strip() for line in source.splitlines() if "engine_config." in line}
         assert handed == {"engine_config.infer_max_token_len_per_gpu", "engine_config.max_token_len_per_gpu"}
+
+
+def test_validation_is_greedy_and_samples_one_by_default():
+    from hydra import compose, initialize_config_dir
+
+    with initialize_config_dir(str(verl_root() / "verl/trainer/config"), version_base=None):
+        config = compose("ppo_trainer", overrides=["actor_rollout_ref.rollout.name=vllm"])
+    rollout = config.actor_rollout_ref.rollout
+    assert rollout.val_kwargs.do_sample is False and rollout.val_kwargs.n == 1
+    assert rollout.do_sample is True
