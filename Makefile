@@ -14,7 +14,7 @@ VLLM := .venv/.vllm
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vllm site serve test test-slow lint train trace lab data bench drift browser clean
+.PHONY: help setup vllm site serve test test-slow lint train trace lab data bench gpu-check drift browser clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -88,6 +88,10 @@ data: setup  ## rebuild the shipped data and weights; CHECK=1 only compares with
 
 bench: setup  ## benchmarks: medians and ratios in one run, as a table and as JSON
 	$(RUN) -m benchmarks $(ARGS)
+
+# not setup: a GPU box keeps its own PyTorch and environment
+gpu-check:  ## does minirl work on this GPU, and how fast? five minutes, no network, one JSON
+	PYTHONPATH=src $(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu_check $(ARGS)
 
 drift: setup .verl/$(VERL)/.installed  ## what moving the pin would touch: make drift VERL=x.y.z
 	$(RUN) book/drift.py $(VERL)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 CHUNK_ELEMENTS = 1 << 18  # 1 MB of float32: small beside any micro-batch, and it stays in the cache
+GPU_CHUNK_ELEMENTS = 1 << 25  # 128 MB: a row at a time would be thousands of launches for a GPU
 
 
 def logprobs_from_logits(logits: Tensor, labels: Tensor) -> Tensor:
@@ -50,9 +51,10 @@ def sum_pi_squared_from_logits(logits: Tensor) -> Tensor:
 
 
 def _float_chunks(logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """(rows, those rows as float32 [rows, V]), a few megabytes at a time."""
+    """(rows, those rows as float32 [rows, V]), a few megabytes at a time on a CPU."""
     flat = logits.reshape(-1, logits.shape[-1])
-    step = max(1, CHUNK_ELEMENTS // flat.shape[1])
+    elements = CHUNK_ELEMENTS if logits.device.type == "cpu" else GPU_CHUNK_ELEMENTS
+    step = max(1, elements // flat.shape[1])
     for start in range(0, flat.shape[0], step):
         part = slice(start, start + step)
         yield part, flat[part].float()
