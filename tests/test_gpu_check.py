@@ -39,7 +39,7 @@ def test_a_part_that_fails_is_recorded_and_the_others_still_run(monkeypatch, tmp
 
 
 @pytest.mark.slow
-def test_the_whole_script_runs_on_a_cpu_and_its_record_says_so(tmp_path):
+def test_the_whole_script_runs_on_a_cpu_and_its_record_says_so(tmp_path, ray_cluster):
     out = tmp_path / "record.json"
     assert gpu_check.main(["--device", "cpu", "--steps", "3", "--out", str(out)]) == 0
     record = json.loads(out.read_text())
