@@ -110,7 +110,8 @@ def truncate(text: str, length: int, side: str) -> str:
         return "(truncated)..." + text[-length:]
     if side == "right":
         return text[:length] + "...(truncated)"
-    return text[: length // 2] + "...(truncated)..." + text[-(length // 2) :]
+    half = length // 2
+    return text[:half] + "...(truncated)..." + text[len(text) - half :]
 
 
 @function_tool
