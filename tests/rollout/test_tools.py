@@ -15,8 +15,9 @@ from minirl.rollout.tools import (
 )
 
 
-def call(name: str, arguments) -> str:
-    return asyncio.run(call_tool({"calculator": calculator}, name, arguments))
+def call(name: str, arguments, tools=(calculator,), length: int = 256, side: str = "left") -> str:
+    by_name = {tool.name: tool for tool in tools}
+    return asyncio.run(call_tool(by_name, name, arguments, length=length, side=side))
 
 
 @pytest.mark.parametrize(
@@ -78,9 +79,8 @@ def test_plain_functions_run_in_a_thread_and_coroutines_in_the_loop():
         """Where it runs."""
         return threading.current_thread() is threading.main_thread()
 
-    tools = {"plain": plain, "coroutine": coroutine}
-    assert asyncio.run(call_tool(tools, "plain", {})) == '{"main": false}'
-    assert asyncio.run(call_tool(tools, "coroutine", {})) == "true"
+    assert call("plain", {}, [plain, coroutine]) == '{"main": false}'
+    assert call("coroutine", {}, [plain, coroutine]) == "true"
 
 
 def test_tools_are_loaded_from_the_users_file(tmp_path):
@@ -95,7 +95,7 @@ def test_tools_are_loaded_from_the_users_file(tmp_path):
     )
     tools = load_function_tools(str(file))
     assert [tool.name for tool in tools] == ["calculator", "double"]
-    assert asyncio.run(call_tool({"double": tools[1]}, "double", {"x": 21})) == "42"
+    assert call("double", {"x": 21}, tools) == "42"
     assert [tool.name for tool in load_function_tools(None)] == ["calculator"]
     with pytest.raises(ValueError, match=r"function_tool_path=nowhere\.py: no such file"):
         load_function_tools("nowhere.py")
@@ -111,3 +111,7 @@ def test_long_answers_are_cut_where_the_side_says():
     assert truncate(text, 4, "right") == "0123...(truncated)"
     assert truncate(text, 4, "middle") == "01...(truncated)...89"
     assert truncate(text, 1, "middle") == "...(truncated)..."
+    assert call("calculator", {"expression": "10*10"}, length=2) == "(truncated)...00"
+    assert call("calculator", {"expression": "1/0"}, length=2).endswith(
+        "division by zero"
+    )  # a mistake is not

@@ -12,7 +12,7 @@ from uuid import uuid4
 from minirl.rollout.agent_loop import AgentLoopBase, AgentLoopOutput, register, simple_timer
 from minirl.rollout.chat_template import encode_messages, encode_prompt, system_prompt_of
 from minirl.rollout.sampling import SamplingParams, row_seed
-from minirl.rollout.tools import call_tool, extract_tool_calls, truncate
+from minirl.rollout.tools import call_tool, extract_tool_calls
 
 
 @register("tool_agent")
@@ -92,11 +92,8 @@ class ToolAgentLoop(AgentLoopBase):
     async def _observe(self, calls: list[tuple[str, Any]]) -> list[int]:
         """Token ids of the tools' answers, in the chat template, up to the next generation prompt."""
         tools = {tool.name: tool for tool in self.tools}
-        answers = await asyncio.gather(*[call_tool(tools, name, arguments) for name, arguments in calls])
-        texts = [
-            truncate(answer, self.max_tool_response_length, self.tool_response_truncate_side)
-            for answer in answers
-        ]
+        cut = dict(length=self.max_tool_response_length, side=self.tool_response_truncate_side)
+        texts = await asyncio.gather(*[call_tool(tools, name, given, **cut) for name, given in calls])
         messages = [{"role": "tool", "content": text} for text in texts]
         # the template writes its system prompt before any list of messages; here it stands there already
         return encode_messages(self.tokenizer, messages)[len(system_prompt_of(self.tokenizer)) :]

@@ -88,8 +88,12 @@ def extract_tool_calls(text: str) -> list[tuple[str, Any]]:
     return calls
 
 
-async def call_tool(tools: dict[str, FunctionTool], name: str, arguments: Any) -> str:
-    """The tool's answer as text. The model's mistakes, and the tool's, are answered and not raised.
+async def call_tool(
+    tools: dict[str, FunctionTool], name: str, arguments: Any, *, length: int, side: str
+) -> str:
+    """The tool's answer as text, truncated. Mistakes, the model's or the tool's, are answered, not raised.
+
+    As in verl, the text of a mistake is never truncated.
 
     verl: verl.experimental.agent_loop.tool_agent_loop:ToolAgentLoop._call_tool
     """
@@ -99,7 +103,8 @@ async def call_tool(tools: dict[str, FunctionTool], name: str, arguments: Any) -
         answer = await tools[name].call(arguments)
     except Exception as error:  # whatever the tool raises: the model reads it and may try again
         return f"Error executing tool '{name}': {error}"
-    return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
+    text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
+    return truncate(text, length, side)
 
 
 def truncate(text: str, length: int, side: str) -> str:
