@@ -164,6 +164,18 @@ def test_a_response_ends_with_eos_or_at_max_tokens_and_says_which(backend):
     assert {output.stop_reason for output in outputs} == {"completed", "length"}
 
 
+def test_each_request_ends_at_its_own_max_tokens(backend):
+    limits, ids = [1, 2, 5, 9, R], prompts(1)[0]
+
+    async def scenario():
+        return await asyncio.gather(
+            *[backend.server.generate(ids, PLAIN, request_id=f"{n}", seed=3, max_tokens=n) for n in limits]
+        )
+
+    *short, whole = backend.run(scenario())
+    assert [output.token_ids for output in short] == [whole.token_ids[:n] for n in limits[:-1]]
+
+
 def test_a_seed_decides_the_tokens_whatever_else_is_decoded(backend):
     ids = prompts(12)
     together = backend.sample(ids, seed=2**63)
