@@ -114,9 +114,11 @@ class ConfigTable(DataTable):
         value = json.dumps(default_of(row["key"]), ensure_ascii=False)
         reader = row["reader"]
         used = raw(f"<td>{symbol_link(reader)}</td>") if ":" in reader else self.words(reader)
-        name = raw(f'<th scope="row"><code>{escape(row["key"])}</code></th>')
+        key = escape(row["key"]).replace(".", ".<wbr>")  # a long path breaks at its dots
+        name = raw(f'<th scope="row"><code>{key}</code></th>')
+        default = raw(f"<td{' class=long' * (len(value) > 24)}><code>{escape(value)}</code></td>")
         return part(
-            "tr", name, raw(f"<td><code>{escape(value)}</code></td>"), used, part("td", row.get("unit", "")),
+            "tr", name, default, used, part("td", row.get("unit", "")),
             self.words(row.get("note", "")), self.chapter(row.get("chapter")), id=f"config-{row['key']}",
         )  # fmt: skip
 

@@ -74,7 +74,8 @@ def _row(field: Field) -> str:
 def symbol_link(spec: str) -> str:
     """The qualified name, linked to its lines at the tag when it is verl's."""
     symbol = find_symbol(spec)
-    name = f'<code title="{escape(spec)}">{escape(spec.partition(":")[2])}</code>'
+    words = escape(spec.partition(":")[2]).replace(".", ".<wbr>").replace("_", "_<wbr>")  # may break there
+    name = f'<code title="{escape(spec)}">{words}</code>'
     if not symbol.version:
         return name
     return f'<a href="{escape(tag_link(symbol, symbol.start, symbol.end))}">{name}</a>'

@@ -30,7 +30,7 @@ def stand_up(table: str) -> str:
     labels = [plain(cell) for cell in _TH.findall(head[0])]
     body = table[head.end() :]
     cells = [cell for _, _, cell in _CELL.findall(body)]
-    if len(labels) < 3 or max((len(plain(cell)) for cell in cells), default=0) <= SENTENCE:
+    if len(labels) < 2 or max((len(plain(cell)) for cell in cells), default=0) <= SENTENCE:
         return table
 
     def label_row(row: re.Match) -> str:
