@@ -4,13 +4,13 @@ What it shares with the other backends is in contract/test_server_contract.py.
 """
 
 import asyncio
-import copy
 import sys
 import types
 
 import numpy as np
 import pytest
 import torch
+from moved_model import moved
 from omegaconf import DictConfig
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -106,15 +106,6 @@ def gap(model, prompt_ids, outputs, params=PLAIN) -> torch.Tensor:
         expected = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
         differences.append((expected - torch.tensor(output.log_probs)).abs())
     return torch.cat(differences)
-
-
-def moved(model, scale: float = 0.05):
-    """The same model after a large step."""
-    model, generator = copy.deepcopy(model), torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
-    return model
 
 
 @pytest.mark.vllm

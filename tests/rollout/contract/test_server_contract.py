@@ -4,7 +4,6 @@ The reference is transformers: its greedy text, and a full forward for log-probs
 """
 
 import asyncio
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from moved_model import moved
 
 from minirl.config import compose
 from minirl.data.build import SHIPPED
@@ -99,15 +99,6 @@ def model():
 
 def prompts(rows: int, length: int = 12, seed: int = 0) -> list[list[int]]:
     return np.random.default_rng(seed).integers(4, 300, size=(rows, length)).tolist()
-
-
-def moved(model, scale: float = 0.05):
-    """The same model after a large step."""
-    model, generator = copy.deepcopy(model), torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
-    return model
 
 
 @torch.no_grad()
