@@ -159,6 +159,11 @@ def the_rest(b: SimpleNamespace) -> dict[str, Pair]:
             lambda name=name: kl.kl_penalty(b.new, b.ref, name),
             lambda name=name: pin.kl_penalty(b.new, b.ref, name),
         )
+    row_values = b.rewards.sum(dim=-1)
+    pairs["last line of every grouped estimator"] = (  # reads the mask, writes [B, R]: their common floor
+        lambda: masked.spread_over_tokens(row_values, b.mask),
+        lambda: row_values.unsqueeze(-1) * b.mask,
+    )
     pairs["masked_whiten"] = (
         lambda: masked.masked_whiten(b.values, b.mask),
         lambda: pin_functional.masked_whiten(b.values, b.mask),

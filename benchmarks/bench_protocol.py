@@ -1,9 +1,8 @@
 """DataProto operations: minirl's against verl's, same batch, one process, in turn; medians and their ratio.
 
-Run: python benchmarks/bench_protocol.py [rows]
+Run: python -m benchmarks protocol
 """
 
-import sys
 import time
 from statistics import median
 
@@ -16,7 +15,7 @@ from minirl.pin import PIN, use_verl
 use_verl()
 import verl.protocol as theirs  # noqa: E402
 
-REPEATS = 41
+ROWS, REPEATS = 128, 41
 
 
 def columns(rows: int, width: int = 64) -> tuple[dict, dict]:
@@ -79,9 +78,12 @@ def measure(rows: int) -> list[tuple[str, float, float]]:
     return results
 
 
-if __name__ == "__main__":
+def main() -> None:
     torch.set_num_threads(1)
-    rows = int(sys.argv[1]) if len(sys.argv) > 1 else 128
-    print(f"rows={rows}, median of {REPEATS}, microseconds of CPU time; verl {PIN}")
-    for name, a, b in measure(rows):
+    print(f"rows={ROWS}, median of {REPEATS}, microseconds of CPU time; verl {PIN}")
+    for name, a, b in measure(ROWS):
         print(f"{name:30s} minirl {a * 1e6:9.1f}   verl {b * 1e6:9.1f}   verl/minirl {b / a:5.2f}")
+
+
+if __name__ == "__main__":
+    main()

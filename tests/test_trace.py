@@ -282,7 +282,7 @@ def test_json_keeps_everything_that_is_shown(traced, tmp_path):
 # ---- what is shown ------------------------------------------------------------------
 
 GOLDEN = """\
-b = 2（一步的 prompt 数）；B = 6（一步的轨迹数）；G = 3（一组的轨迹数）；P = 4（填充后的 prompt 长度）；R = 5（填充后的响应长度）
+b = 2（一步的提示词数）；B = 6（一步的轨迹数）；G = 3（一组的轨迹数）；P = 4（填充后的提示词长度）；R = 5（填充后的响应长度）
 
 4 打分 reward，_ s，行序变了
   + 新增    rm_scores            batch                         [B, R] = [6, 5]                 float32  120   AgentLoopWorker._postprocess
@@ -407,6 +407,15 @@ def test_a_trace_without_a_tokenizer_shows_ids():
     with trace(None, samples=(0,)) as t:
         trainer.step()
     assert t.strip(0).tokens == ["1", "2", "3", "4", "5"] and t.strip(0).prompt == "2 2 2"
+
+
+def test_a_table_of_chosen_stations_shows_only_these(traced):
+    whole = traced.table(0)
+    some = traced.table(0, stations=("advantage",))
+    assert "7 优势" in str(some) and "4 打分" not in str(some) and "4 打分" in str(whole)
+    assert "7 优势" in some._repr_html_() and "4 打分" not in some._repr_html_()
+    with pytest.raises(ValueError, match="station 'values' was not traced: choose from load, .*, advantage"):
+        traced.table(0, stations=("values",))
 
 
 def test_a_table_needs_only_the_record(traced):

@@ -4,9 +4,10 @@ in: a chapter's stem -> out: forms that quiz.js makes live; without scripts each
 A schema error stops the build with file, question and field.
 """
 
-import hashlib
 import json
 import posixpath
+import string
+from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
@@ -81,18 +82,18 @@ class QuizDirective(BookDirective):
         if question.kind in ("single", "multi"):
             kind = "radio" if question.kind == "single" else "checkbox"
             box = part("div", class_="quiz-options")
-            for option in question.options:
+            for letter, option in _lettered(question):
                 ident = f"{base}-{option['key']}"
                 field = raw(
                     f'<input type="{kind}" name="{base}" id="{ident}" value="{escape(option["key"])}">'
                 )
-                label = part("label", part("span", f"{option['key']}.", class_="quiz-key"), for_=ident)
+                label = part("label", part("span", f"{letter}.", class_="quiz-key"), for_=ident)
                 label += part("span", *self.phrase(option["text"]), class_="quiz-option-text")
                 box += part("div", field, label, class_="quiz-option")
             return box
         if question.kind == "order":
             listing = part("ol", class_="quiz-order", aria_label="用上移、下移按钮排好顺序")
-            for item in _shuffled(question):
+            for item in question.shown:
                 text = part("span", *self.phrase(item["text"]), class_="quiz-item-text")
                 buttons = raw(
                     '<span class="quiz-moves">'
@@ -113,12 +114,12 @@ class QuizDirective(BookDirective):
         solution = part("details", raw("<summary>答案与理由</summary>"), class_="quiz-solution")
         if question.kind in ("single", "multi"):
             listing = part("ul", class_="quiz-reasons")
-            for option in question.options:
+            for letter, option in _lettered(question):
                 mark = "对" if option["correct"] else "不对"
                 entry = part(
                     "li", data_key=option["key"], class_="is-right" if option["correct"] else "is-wrong"
                 )
-                entry += part("b", f"{option['key']} {mark}：")
+                entry += part("b", f"{letter} {mark}：")
                 entry += part("span", *self.phrase(option["reason"]), class_="quiz-reason")
                 listing += entry
             solution += listing
@@ -158,10 +159,9 @@ class QuizDirective(BookDirective):
         return link
 
 
-def _shuffled(question: Question) -> list[dict]:
-    """A fixed order that is never the right one: by hash, turned by one place when it happens to be right."""
-    items = sorted(question.items, key=lambda i: hashlib.sha256((question.id + i["key"]).encode()).digest())
-    return items[1:] + items[:1] if items == list(question.items) else items
+def _lettered(question: Question) -> Iterator[tuple[str, dict]]:
+    """The options as shown. The letter is only for the eye: answers are kept by the option's key."""
+    return zip(string.ascii_lowercase, question.shown, strict=False)
 
 
 def _code(code: str) -> str:

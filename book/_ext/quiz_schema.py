@@ -63,6 +63,16 @@ class Question:
         return hashlib.sha256(json.dumps(asked, ensure_ascii=False).encode()).hexdigest()[:10]
 
     @property
+    def shown(self) -> list[dict]:
+        """The options or items in the order of the page: by hash, for an author puts the right one second.
+
+        Items are never shown in the right order.
+        """
+        given = [*self.options, *self.items]
+        mixed = sorted(given, key=lambda e: hashlib.sha256((self.id + e["key"]).encode()).digest())
+        return mixed[1:] + mixed[:1] if self.kind == "order" and mixed == given else mixed
+
+    @property
     def right(self) -> str | set[str] | list[str] | float | int:
         """The answer in the form in which tests/book/quiz_answers computes it."""
         if self.kind == "single":

@@ -13,10 +13,10 @@ import torch
 BATCH, ARRAY, META, TD = "batch", "non_tensor_batch", "meta_info", "tensordict"
 
 LETTERS = {
-    "b": "一步的 prompt 数，data.train_batch_size",
+    "b": "一步的提示词数，data.train_batch_size",
     "B": "一步的轨迹数，b × rollout.n",
     "G": "一组的轨迹数，rollout.n",
-    "P": "填充后的 prompt 长度，rollout.prompt_length",
+    "P": "填充后的提示词长度，rollout.prompt_length",
     "R": "填充后的响应长度，rollout.response_length",
     "V": "词表大小",
     "K": "老师给每个位置打分的 token 数",

@@ -9,7 +9,7 @@ Every tensor is held against the ledger. Without an active trace a station costs
 import importlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
@@ -96,9 +96,16 @@ class Trace:
 
     # ---- show --------------------------------------------------------------------
 
-    def table(self, step: int = 0):
-        """The shape table of one step; shows itself in a notebook and prints as text."""
-        return _viz().ShapeTable(self._step(step))
+    def table(self, step: int = 0, stations: Sequence[str] = ()):
+        """The shape table of one step; shows itself in a notebook and prints as text.
+
+        `stations`: show only these, e.g. ("values", "advantage"); all when empty.
+        """
+        record = self._step(step)
+        for name in stations:
+            if name not in record.stations:
+                raise ValueError(f"station {name!r} was not traced: choose from {', '.join(record.stations)}")
+        return _viz().ShapeTable(record, tuple(stations))
 
     def strip(self, sample: int = 0, step: int = 0):
         """One sample, token by token: mask, log-probs, reward, advantage."""

@@ -53,13 +53,14 @@ OPEN = f'{STYLE}<div class="mrl" tabindex="0">'
 
 
 class ShapeTable:
-    """What every station of one step added, changed, repeated and dropped."""
+    """What every station of one step (or only `stations`) added, changed, repeated and dropped."""
 
-    def __init__(self, step: StepRecord):
+    def __init__(self, step: StepRecord, stations: tuple[str, ...] = ()):
         self.step = step
+        self.stations = {n: r for n, r in step.stations.items() if not stations or n in stations}
 
     def _repr_html_(self) -> str:
-        body = "".join(self._station_html(record) for record in self.step.stations.values())
+        body = "".join(self._station_html(record) for record in self.stations.values())
         heads = "".join(f'<th scope="col">{text}</th>' for text in HEADS)
         caption = f"<caption>{escape(sizes_text(self.step.sizes))}</caption>"
         return f"{OPEN}<table>{caption}<thead><tr>{heads}</tr></thead>{body}</table></div>"
@@ -79,10 +80,10 @@ class ShapeTable:
 
     def __str__(self) -> str:
         lines = [sizes_text(self.step.sizes)]
-        tables = {name: [cells for _, cells in station_rows(r)] for name, r in self.step.stations.items()}
+        tables = {name: [cells for _, cells in station_rows(r)] for name, r in self.stations.items()}
         everything = [HEADS, *(cells for table in tables.values() for cells in table)]
         widths = [max(_width(cells[i]) for cells in everything) for i in range(len(HEADS))]
-        for name, record in self.step.stations.items():
+        for name, record in self.stations.items():
             lines += ["", heading(record)]
             lines += ["  " + _columns(cells, widths) for cells in tables[name]]
             if text := kept_text(record):

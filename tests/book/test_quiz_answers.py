@@ -1,6 +1,7 @@
 """Every answer of data/quiz is computed by tests/book/quiz_answers/<chapter>.py, a function per question."""
 
 import importlib.util
+from collections import Counter
 
 import pytest
 from built_site import ROOT
@@ -54,3 +55,16 @@ def test_a_chapter_has_enough_questions_and_shows_its_quiz(path):
     assert page is not None, f"no chapter {path.stem}.md shows this quiz"
     assert f"```{{quiz}} {path.stem}" in page.read_text(encoding="utf-8")
     assert 6 <= len(quiz.questions) <= 15
+
+
+CHOICES = [question for _, question in QUESTIONS if question.kind == "single"]
+
+
+def test_the_right_option_cannot_be_guessed_by_its_letter():
+    places = Counter([option["correct"] for option in question.shown].index(True) for question in CHOICES)
+    assert max(places.values()) < 0.4 * len(CHOICES), places
+
+
+def test_the_right_option_is_rarely_the_longest():
+    longest = [q for q in CHOICES if max(q.options, key=lambda option: len(option["text"]))["correct"]]
+    assert len(longest) < 0.4 * len(CHOICES), [q.id for q in longest]
