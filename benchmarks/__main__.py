@@ -1,9 +1,10 @@
 """Run every benchmark (or those named) and print their tables; JSON goes to benchmarks/results.
 
-python -m benchmarks [core_algos protocol sampler training trace growth vllm_gap]
+python -m benchmarks [core_algos growth placement protocol sampler trace training vllm_gap]
 """
 
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -15,6 +16,8 @@ def main() -> None:
     unknown = sorted(set(chosen) - set(NAMES))
     if unknown:
         sys.exit(f"unknown benchmark {unknown[0]!r}: choose from {', '.join(NAMES)}")
+    del sys.argv[1:]  # a benchmark's own options are for running it alone
+    os.environ["TQDM_DISABLE"] = "1"  # tables only
     for name in chosen:
         print(f"\n== {name} ==", flush=True)
         importlib.import_module(f"benchmarks.bench_{name}").main()

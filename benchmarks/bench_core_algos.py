@@ -8,11 +8,13 @@ table and writes benchmarks/results/core_algos.json.
 """
 
 import argparse
+import contextlib
 import json
+import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -222,7 +224,7 @@ def seconds(pair: Pair, repeat: int) -> tuple[float, float]:
 
 def peak_megabytes(fn: Callable[[], object]) -> float:
     """Most memory held at once by tensors made inside `fn`, from the profiler's allocation events."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with stderr_closed(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         result = fn()
     del result
     held = peak = 0
@@ -233,6 +235,19 @@ def peak_megabytes(fn: Callable[[], object]) -> float:
         held += event.nbytes()
         peak = max(peak, held)
     return peak / 2**20
+
+
+@contextlib.contextmanager
+def stderr_closed() -> Iterator[None]:
+    """The profiler writes two lines of its own from C++ each time it starts and stops."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def main() -> None:
