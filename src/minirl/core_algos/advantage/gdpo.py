@@ -47,8 +47,9 @@ def compute_gdpo_outcome_advantage(
         weight * group_relative(scores, index, epsilon, norm_adv_by_std_in_grpo)
         for weight, scores in zip(weights, component_scores, strict=True)
     )
-    whitened = masked_whiten(total.to(component_scores.dtype), response_mask.sum(dim=-1))
-    advantages = spread_over_tokens(whitened, response_mask)
+    # in bfloat16 a constant would not equal its own mean, and whitening divides the difference by 1e-4
+    whitened = masked_whiten(total.float(), response_mask.sum(dim=-1))
+    advantages = spread_over_tokens(whitened.to(component_scores.dtype), response_mask)
     return advantages, advantages
 
 
