@@ -1,18 +1,27 @@
 """Ragged batches for tests, made by hypothesis: the cases that break reinforcement-learning code.
 
 Groups of one, empty responses, groups whose scores are all equal, gaps in the mask (tool output), importance
-ratios far outside any clip range, rows of a group not next to each other. Numbers come from a seed, so a
-failing example is small and can be repeated.
+ratios far above and far below any clip range, rows of a group not next to each other. Numbers come from a
+seed, so a failing example is small and can be repeated. Of several choices the hard one comes first, as
+hypothesis takes the first most often. `check_on_batches` fails when a case never came up.
 """
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
+import pytest
 import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-LOG_RATIO_SCALE = {"none": 0.0, "small": 0.05, "large": 0.7, "extreme": 40.0}
+LOG_RATIO_SCALE = {"extreme": 40.0, "none": 0.0, "small": 0.05, "large": 0.7}
+CASES = frozenset(
+    ["group of one", "all-equal group", "empty response", "gap in the mask", "huge ratio", "tiny ratio"]
+)
+DTYPES = [torch.float32, torch.bfloat16]
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2e-2}  # bfloat16 has eight bits
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,23 @@ class Batch:
         }
         return replace(self, **{name: tensor.to(dtype) for name, tensor in tensors.items()})
 
+    def cases(self) -> set[str]:
+        """Which of `CASES` are in this batch. A ratio counts when every pair of policies has such a token."""
+        found = set()
+        scores = self.token_level_rewards.sum(dim=-1)
+        for uid in set(self.index):
+            group = scores[torch.from_numpy(self.index == uid)]
+            found |= {"group of one"} if len(group) == 1 else set()
+            found |= {"all-equal group"} if len(group) > 1 and (group == group[0]).all() else set()
+        found |= {"empty response"} if (self.response_mask == 0).all(dim=-1).any() else set()
+        found |= {"gap in the mask"} if has_gaps(self.response_mask) else set()
+        old = self.old_log_probs
+        pairs = (self.log_prob - old, old - self.rollout_log_probs, self.log_prob - self.ref_log_prob)
+        tokens = [log_ratio[self.response_mask.bool()] for log_ratio in pairs]
+        found |= {"huge ratio"} if all(log_ratio.max() > 15 for log_ratio in tokens) else set()
+        found |= {"tiny ratio"} if all(log_ratio.min() < -15 for log_ratio in tokens) else set()
+        return found
+
 
 @st.composite
 def batches(
@@ -50,17 +76,20 @@ def batches(
     gaps: bool = True,
     empty_rows: bool = True,
     ratios: tuple[str, ...] = tuple(LOG_RATIO_SCALE),
+    log_ratio_bound: float | None = None,
 ) -> Batch:
-    """A `Batch`; the first row is always full, so that there are tokens to average over."""
+    """A `Batch`; the first row is as long as R, so that there are at least two tokens to average over.
+
+    `log_ratio_bound` holds log π_θ / π_old within ± that bound, for losses that exponentiate it as it is.
+    """
     sizes = draw(st.lists(st.integers(min_group, 5), min_size=1, max_size=4), label="group sizes")
     rows, width = sum(sizes), draw(st.integers(2, 9), label="R")
     shortest = 0 if empty_rows else 1
     lengths = draw(st.lists(st.integers(shortest, width), min_size=rows, max_size=rows), label="lengths")
     lengths[0] = width
     scale = LOG_RATIO_SCALE[draw(st.sampled_from(ratios), label="ratios")]
-    equal_scores = draw(st.booleans(), label="a group of equal scores")
-    dense = draw(st.booleans(), label="rewards on every token")
-    holes = gaps and draw(st.booleans(), label="gaps in the mask")
+    rewarded = draw(st.sampled_from(["equally", "last token", "every token"]), label="rewards")
+    holes = gaps and draw(st.sampled_from([True, False]), label="gaps in the mask")
     rng = torch.Generator().manual_seed(draw(st.integers(0, 2**31 - 1), label="seed"))
 
     def normal() -> Tensor:
@@ -72,20 +101,31 @@ def batches(
     order = torch.randperm(rows, generator=rng)
     uid = np.array([f"uid-{g}" for g, n in enumerate(sizes) for _ in range(n)], dtype=object)[order.numpy()]
     mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).long()
+    last = torch.tensor(lengths).clamp(min=1) - 1
     if holes:
         mask = mask * (torch.rand(rows, width, generator=rng) < 0.7)
-        mask[0] = 1
+        mask[0, [0, -1]] = 1
+        if not empty_rows:
+            mask[torch.arange(rows), last] = 1
 
-    scores = eighths(rows)
-    if equal_scores:
-        scores[torch.from_numpy(uid == uid[0])] = 0.625
+    scores, component_scores = eighths(rows), eighths(2, rows)
+    if rewarded == "equally":
+        one_group = torch.from_numpy(uid == uid[0])
+        scores[one_group] = 0.625
+        component_scores[:, one_group] = 0.625
     rewards = torch.zeros(rows, width)
-    rewards[torch.arange(rows), torch.tensor(lengths).clamp(min=1) - 1] = scores
-    if dense:
+    rewards[torch.arange(rows), last] = scores
+    if rewarded == "every token":
         rewards = rewards + eighths(rows, width)
 
-    old = -normal().abs() - 0.01
-    log_prob = (old + scale * normal()).clamp(max=-1e-3)
+    common = -normal().abs() - 0.01
+
+    def policy() -> Tensor:
+        return (common + scale * normal()).clamp(-80.0, -1e-3)  # exp(80) is still finite
+
+    old, log_prob = policy(), policy()
+    if log_ratio_bound is not None:
+        log_prob = log_prob.clamp(old - log_ratio_bound, old + log_ratio_bound)
     return Batch(
         index=uid,
         response_mask=mask.long(),
@@ -94,14 +134,33 @@ def batches(
         returns=normal(),
         log_prob=log_prob,
         old_log_probs=old,
-        ref_log_prob=(old + scale * normal()).clamp(max=-1e-3),
-        rollout_log_probs=(old + scale * normal()).clamp(max=-1e-3),
+        ref_log_prob=policy(),
+        rollout_log_probs=policy(),
         sum_pi_squared=torch.rand(rows, width, generator=rng),
         rollout_is_weights=2 * torch.rand(rows, width, generator=rng),
         advantages=normal(),
         reward_baselines=eighths(rows),
-        component_scores=eighths(2, rows),
+        component_scores=component_scores,
     )
+
+
+def check_on_batches(
+    check: Callable[..., None],
+    drawn: st.SearchStrategy[Batch],
+    *options: st.SearchStrategy,
+    without: Collection[str] = (),
+) -> None:
+    """`check(batch, *options)` on hypothesis-made examples; all of `CASES` but `without` must come up."""
+    seen = set()
+
+    @settings(max_examples=25, deadline=None, derandomize=True)
+    @given(drawn, st.tuples(*options))
+    def run(b: Batch, chosen: tuple) -> None:
+        seen.update(b.cases())
+        check(b, *chosen)
+
+    run()
+    assert seen == CASES.difference(without), f"asked for all but {sorted(without)}, got {sorted(seen)}"
 
 
 def has_gaps(mask: Tensor) -> bool:
@@ -110,8 +169,24 @@ def has_gaps(mask: Tensor) -> bool:
 
 
 def assert_same(ours: Tensor, theirs: Tensor, dtype: torch.dtype = torch.float32) -> None:
-    """Equal within 1e-6 of the largest value (2e-2 in bfloat16, which has eight bits)."""
+    """Equal within `TOLERANCE` of the largest value; of 1 for a scalar, whose terms may have cancelled."""
     assert ours.shape == theirs.shape, (ours.shape, theirs.shape)
-    scale = max(1.0, theirs.detach().abs().max().item()) if theirs.numel() else 1.0
-    tolerance = 1e-6 if dtype == torch.float32 else 2e-2
+    scale = theirs.detach().abs().max().item() if theirs.numel() else 1.0
+    if theirs.dim() == 0:
+        scale = max(scale, 1.0)
+    tolerance = TOLERANCE[dtype]
     torch.testing.assert_close(ours.float(), theirs.float(), rtol=tolerance, atol=tolerance * scale)
+
+
+def assert_same_metrics(
+    ours: dict[str, float],
+    theirs: dict[str, float],
+    dtype: torch.dtype = torch.float32,
+    leave_out: Collection[str] = (),
+) -> None:
+    """The same names, but for `leave_out`, and values within `TOLERANCE`."""
+    assert ours.keys() == theirs.keys()
+    for name in theirs.keys() - set(leave_out):
+        # a standard deviation is the root of a difference of two means: its last digits are noise
+        tolerance = TOLERANCE[dtype] if not name.endswith("_std") else max(2e-3, 5 * TOLERANCE[dtype])
+        assert ours[name] == pytest.approx(theirs[name], rel=tolerance, abs=tolerance, nan_ok=True), name

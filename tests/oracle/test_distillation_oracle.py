@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from batches import assert_same, batches
+from batches import DTYPES, assert_same, assert_same_metrics, batches, check_on_batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle.verl_functions import actor_config, core_algos
+from oracle.verl_functions import actor_config, core_algos, names_compared
 
 import minirl.core_algos.distillation as ours
 from minirl.core_algos.kl import KL_PENALTIES
@@ -15,12 +15,16 @@ from minirl.core_algos.kl import KL_PENALTIES
 pytestmark = pytest.mark.oracle
 
 GLOBAL = dict(dp_size=2, batch_num_tokens=31, global_batch_size=7)
+CLAMPS = st.sampled_from([None, 0.5])
+MODES = st.sampled_from(sorted(names_compared(core_algos, "agg_loss")))
 
 
-@pytest.fixture(scope="module")
-def losses():
+@pytest.fixture
+def losses(monkeypatch):
     import verl.trainer.distillation.losses as module
 
+    # the pin un-pads model outputs here; ours are padded already, so un-padding is the identity
+    monkeypatch.setattr(module, "no_padding_2_padding", lambda tensor, data: tensor)
     return module
 
 
@@ -37,31 +41,37 @@ def test_every_distillation_loss_of_the_pin_is_registered_and_no_other(losses):
         assert ours.uses_topk(name) == theirs.use_topk
 
 
+def pins_topk(topk_losses, logits, teacher, clamp):
+    """The pin's top-k loss of logits [.., V], as its engine calls it: on one packed row of tokens."""
+    packed = [part.reshape(-1, part.shape[-1]) for part in (logits, teacher.values, teacher.indices)]
+    nested = [torch.nested.nested_tensor([part], layout=torch.jagged) for part in packed[1:]]
+    config = SimpleNamespace(distillation_loss=SimpleNamespace(log_prob_min_clamp=clamp))
+    outputs = topk_losses.compute_forward_kl_topk(packed[0][None], *nested, config, "thd")
+    return {name: output.view(logits.shape[:-1]) for name, output in outputs.items()}
+
+
 @pytest.mark.parametrize("clamp", [None, -2.0])
 def test_topk_forward_kl_and_its_gradient_equal_the_pins(topk_losses, clamp):
     @settings(max_examples=25, deadline=None, derandomize=True)
-    @given(st.integers(1, 6), st.integers(4, 30), st.integers(1, 4), st.integers(0, 999))
-    def check(tokens, vocab, k, seed):
+    @given(
+        st.integers(1, 6),
+        st.integers(4, 30),
+        st.integers(1, 4),
+        st.integers(0, 999),
+        st.sampled_from([30.0, 3.0]),
+    )
+    def check(tokens, vocab, k, seed, scale):
         rng = torch.Generator().manual_seed(seed)
-        data = 3 * torch.randn(1, tokens, vocab, generator=rng)
+        data = scale * torch.randn(tokens, vocab, generator=rng)
         teacher = (3 * torch.randn(tokens, vocab, generator=rng)).log_softmax(-1).topk(k)
-        config = SimpleNamespace(distillation_loss=SimpleNamespace(log_prob_min_clamp=clamp))
 
         logits = data.clone().requires_grad_()
-        theirs = topk_losses.compute_forward_kl_topk(
-            logits,
-            torch.nested.nested_tensor([teacher.values], layout=torch.jagged),
-            torch.nested.nested_tensor([teacher.indices], layout=torch.jagged),
-            config,
-            "thd",
-        )
+        theirs = pins_topk(topk_losses, logits, teacher, clamp)
         expected = theirs["distillation_losses"].clamp_min(0.0)  # the pin clamps in the next function
         (their_gradient,) = torch.autograd.grad(expected.sum(), logits)
 
         logits = data.clone().requires_grad_()
-        mine = ours.forward_kl_topk(
-            logits, teacher.values[None], teacher.indices[None], log_prob_min_clamp=clamp
-        )
+        mine = ours.forward_kl_topk(logits, teacher.values, teacher.indices, log_prob_min_clamp=clamp)
         (my_gradient,) = torch.autograd.grad(mine.distillation_losses.sum(), logits)
         assert_same(mine.distillation_losses, expected)
         torch.testing.assert_close(my_gradient, their_gradient, rtol=1e-5, atol=1e-6)
@@ -69,6 +79,29 @@ def test_topk_forward_kl_and_its_gradient_equal_the_pins(topk_losses, clamp):
             assert_same(getattr(mine, name), theirs[name])
 
     check()
+
+
+def test_topk_of_bfloat16_logits_is_float32_here_and_rounded_in_the_pin(topk_losses):
+    rng = torch.Generator().manual_seed(0)
+    logits = (3 * torch.randn(20, 50, generator=rng)).bfloat16()
+    teacher = (3 * torch.randn(20, 50, generator=rng)).log_softmax(-1).topk(3)
+
+    def run(data, fn):
+        data = data.clone().requires_grad_()
+        loss = fn(data).clamp(min=0.0)
+        return loss.detach(), torch.autograd.grad(loss.sum(), data)[0]
+
+    def exactly(data):
+        log_student = data.log_softmax(-1).gather(-1, teacher.indices)
+        return (teacher.values.exp() * (teacher.values - log_student)).sum(-1)
+
+    exact = run(logits.double(), exactly)
+    mine = run(logits, lambda data: ours.forward_kl_topk(data, *teacher).distillation_losses)
+    theirs = run(logits, lambda data: pins_topk(topk_losses, data, teacher, None)["distillation_losses"])
+    assert mine[0].dtype == torch.float32
+    assert (mine[0] - exact[0]).abs().max() < 1e-5
+    assert (theirs[0] - exact[0]).abs().max() > 1e-3
+    assert_same(mine[1], exact[1], torch.bfloat16)
 
 
 def loss_config(losses_module, **options):
@@ -80,16 +113,19 @@ def loss_config(losses_module, **options):
 SUPERVISED = [(mode, False) for mode in KL_PENALTIES if mode not in ours.TEACHER_FREE_GRADIENT]
 
 
+def value_gradient_metrics(loss, wrt, metrics):
+    (gradient,) = torch.autograd.grad(loss, wrt)
+    plain = {key: float(v.aggregate() if hasattr(v, "aggregate") else v) for key, v in metrics.items()}
+    return loss.detach(), gradient, plain
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("loss_mode", "policy_gradient"), SUPERVISED + [(mode, True) for mode in KL_PENALTIES]
 )
-def test_sampled_token_losses_in_both_forms_equal_the_pins(losses, monkeypatch, loss_mode, policy_gradient):
-    # the pin un-pads model outputs here; ours are padded already, so un-padding is the identity
-    monkeypatch.setattr(losses, "no_padding_2_padding", lambda tensor, data: tensor)
-
-    @settings(max_examples=12, deadline=None, derandomize=True)
-    @given(batches(), st.sampled_from([None, 0.5]), st.sampled_from(["token-mean", "seq-mean-token-mean"]))
-    def check(b, clamp, mode):
+def test_sampled_token_losses_in_both_forms_equal_the_pins(losses, loss_mode, policy_gradient, dtype):
+    def check(b, clamp, mode, weights):
+        b = b.to(dtype)
         config = loss_config(
             losses,
             loss_mode=loss_mode,
@@ -99,23 +135,80 @@ def test_sampled_token_losses_in_both_forms_equal_the_pins(losses, monkeypatch, 
         )
         actor = actor_config(loss_agg_mode=mode)
         actor.global_batch_info.update(GLOBAL)
-        mask = b.response_mask.bool()
+        mask, rollout_is_weights = b.response_mask.bool(), b.rollout_is_weights if weights else None
 
         log_prob = b.log_prob.clone().requires_grad_()
         data = dict(
-            response_mask=mask, old_log_probs=b.old_log_probs, teacher_logprobs=b.ref_log_prob.unsqueeze(-1)
+            response_mask=mask,
+            old_log_probs=b.old_log_probs,
+            teacher_logprobs=b.ref_log_prob.unsqueeze(-1),
+            rollout_is_weights=rollout_is_weights,
         )
-        theirs, their_metrics = losses.distillation_loss(
+        loss, metrics = losses.distillation_loss(
             actor, SimpleNamespace(distillation_loss=config), dict(log_probs=log_prob), data
         )
-        (their_gradient,) = torch.autograd.grad(theirs, log_prob)
+        theirs = value_gradient_metrics(loss, log_prob, metrics)
 
         log_prob = b.log_prob.clone().requires_grad_()
         token_losses = ours.DISTILLATION_LOSS_REGISTRY[loss_mode](
             log_prob, b.ref_log_prob, loss_mode=loss_mode
         )
-        mine, metrics = ours.distillation_loss(
+        loss, metrics = ours.distillation_loss(
             token_losses,
+            mask,
+            config=config,
+            loss_agg_mode=mode,
+            log_prob=log_prob,
+            old_log_prob=b.old_log_probs,
+            rollout_is_weights=rollout_is_weights,
+            **GLOBAL,
+        )
+        mine = value_gradient_metrics(loss, log_prob, metrics)
+        assert_same(mine[0], theirs[0], dtype)
+        assert_same(mine[1], theirs[1], dtype)
+        assert_same_metrics(mine[2], theirs[2], dtype)
+
+    check_on_batches(check, batches(), CLAMPS, MODES, st.booleans())
+
+
+@pytest.mark.parametrize("policy_gradient", [False, True], ids=["supervised", "policy gradient"])
+def test_topk_loss_in_both_forms_equals_the_pins(losses, topk_losses, policy_gradient):
+    def check(b, clamp, mode, seed):
+        config = loss_config(
+            losses,
+            loss_mode="forward_kl_topk",
+            topk=3,
+            use_policy_gradient=policy_gradient,
+            loss_max_clamp=clamp,
+            log_prob_min_clamp=-5.0,
+        )
+        actor = actor_config(loss_agg_mode=mode)
+        actor.global_batch_info.update(GLOBAL)
+        mask, shape = b.response_mask.bool(), (*b.response_mask.shape, 12)
+        rng = torch.Generator().manual_seed(seed)
+        logits, teacher_logits = 5 * torch.randn(2, *shape, generator=rng)
+        teacher = teacher_logits.log_softmax(-1).topk(3)
+
+        def inputs():
+            student, log_prob = logits.clone().requires_grad_(), b.log_prob.clone().requires_grad_()
+            return student, log_prob, log_prob if policy_gradient else student
+
+        student, log_prob, wrt = inputs()
+        outputs = pins_topk(topk_losses, student, teacher, config.log_prob_min_clamp)
+        loss, metrics = losses.distillation_loss(
+            actor,
+            SimpleNamespace(distillation_loss=config),
+            dict(log_probs=log_prob, **outputs),
+            dict(response_mask=mask, old_log_probs=b.old_log_probs),
+        )
+        theirs = value_gradient_metrics(loss, wrt, metrics)
+
+        student, log_prob, wrt = inputs()
+        topk = ours.forward_kl_topk(
+            student, teacher.values, teacher.indices, log_prob_min_clamp=config.log_prob_min_clamp
+        )
+        loss, metrics = ours.distillation_loss(
+            topk.distillation_losses,
             mask,
             config=config,
             loss_agg_mode=mode,
@@ -123,15 +216,13 @@ def test_sampled_token_losses_in_both_forms_equal_the_pins(losses, monkeypatch, 
             old_log_prob=b.old_log_probs,
             **GLOBAL,
         )
-        (my_gradient,) = torch.autograd.grad(mine, log_prob)
-        assert_same(mine, theirs)
-        assert_same(my_gradient, their_gradient)
-        assert metrics.keys() == their_metrics.keys()
-        for key, value in their_metrics.items():
-            value = value.aggregate() if hasattr(value, "aggregate") else value
-            assert metrics[key] == pytest.approx(float(value), rel=1e-5, abs=1e-5), key
+        del metrics["distillation/abs_loss"]  # the pin has it for the sampled-token losses only
+        mine = value_gradient_metrics(loss, wrt, metrics | ours.topk_metrics(topk, mask, k=3))
+        assert_same(mine[0], theirs[0])
+        torch.testing.assert_close(mine[1], theirs[1], rtol=1e-5, atol=1e-6)  # differences of probabilities
+        assert_same_metrics(mine[2], theirs[2])
 
-    check()
+    check_on_batches(check, batches(), CLAMPS, MODES, st.integers(0, 999))
 
 
 def test_k1_and_its_alias_are_refused_as_supervised_losses_while_the_pin_lets_the_alias_through(losses):
@@ -153,25 +244,6 @@ def test_the_two_losses_are_combined_as_in_the_pin(losses, monkeypatch):
         config = SimpleNamespace(use_task_rewards=use_task_rewards, distillation_loss_coef=0.25)
         theirs, _ = losses.distillation_ppo_loss(None, SimpleNamespace(distillation_loss=config), {}, {})
         assert ours.combine_with_task_loss(task, distill, config=config) == theirs
-
-
-def test_topk_metrics_equal_the_pins(losses, monkeypatch):
-    monkeypatch.setattr(losses, "no_padding_2_padding", lambda tensor, data: tensor)
-    rng = torch.Generator().manual_seed(0)
-    logits = torch.randn(2, 5, 20, generator=rng)
-    teacher = torch.randn(2, 5, 20, generator=rng).log_softmax(-1).topk(3)
-    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-    mine = ours.forward_kl_topk(logits, teacher.values, teacher.indices)
-    config = SimpleNamespace(distillation_loss=SimpleNamespace(topk=3))
-    token_losses, theirs = losses.compute_forward_kl_topk(
-        None, config, mine._asdict(), dict(response_mask=mask)
-    )
-    assert torch.equal(token_losses, mine.distillation_losses)
-    metrics = ours.topk_metrics(mine, mask, k=3)
-    assert metrics.keys() == theirs.keys()
-    for key, value in theirs.items():
-        value = value.aggregate() if hasattr(value, "aggregate") else value
-        assert metrics[key] == pytest.approx(float(value), rel=1e-5), key
 
 
 def test_the_policy_gradient_form_is_the_vanilla_loss_with_the_negative_distance_as_advantage():

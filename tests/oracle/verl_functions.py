@@ -7,7 +7,7 @@ The later version cannot be imported beside the pinned one (one name, `verl`), s
 import ast
 from collections.abc import Callable
 
-from minirl.pin import LATER, find_symbol, use_verl
+from minirl.pin import LATER, PIN, find_symbol, use_verl
 
 use_verl()
 
@@ -15,7 +15,18 @@ import verl.trainer.ppo.core_algos as core_algos  # noqa: E402
 import verl.trainer.ppo.rollout_corr_helper as rollout_corr_helper  # noqa: E402
 from verl.workers.config import ActorConfig  # noqa: E402
 
-__all__ = ["ActorConfig", "actor_config", "core_algos", "later", "rollout_corr_helper"]
+__all__ = [
+    "ALWAYS_ZERO",
+    "ActorConfig",
+    "actor_config",
+    "core_algos",
+    "later",
+    "names_compared",
+    "rollout_corr_helper",
+]
+
+# metrics that 0.8.0 takes from the truncated weights and 0.9.1, like us, from the raw ones
+ALWAYS_ZERO = ("rollout_corr/rollout_is_seq_fraction_high", "rollout_corr/rollout_is_seq_fraction_low")
 
 
 def later(module, *names: str) -> dict[str, Callable]:
@@ -27,6 +38,14 @@ def later(module, *names: str) -> dict[str, Callable]:
         tree.body[0].decorator_list = []  # registering would overwrite the pinned function
         exec(compile(tree, f"<verl {LATER} {name}>", "exec"), namespace)
     return {name: namespace[name] for name in names}
+
+
+def names_compared(module, name: str, version: str = PIN) -> set[str]:
+    """The names a function of verl knows where it has no registry: the strings it compares something with."""
+    source = "\n".join(find_symbol(f"{module.__name__}:{name}", version).lines)
+    compares = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Compare)]
+    constants = [part for node in compares for part in ast.walk(node) if isinstance(part, ast.Constant)]
+    return {constant.value for constant in constants if isinstance(constant.value, str)}
 
 
 def actor_config(**options) -> ActorConfig:
