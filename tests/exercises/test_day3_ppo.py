@@ -89,7 +89,7 @@ def test_checker_passes_verl_itself():
         (wrong(delta_gamma=False), "δ 里忘了乘 γ"),
         (wrong(next_value=False), "δ 里漏了下一个价值"),
         (wrong(gap="act"), "没有跨过掩码"),
-        (wrong(gap="cut"), "a 和价值都清零了"),
+        (wrong(gap="cut"), "Â 和价值都清零了"),
         (wrong(gap="cut_a"), "后面的功劳传不到左边"),
         (lambda r, v, m, g, lam: gae(r, v, m, g, 0.0), "只有 δ"),
         (forwards, "从左往右累加"),

@@ -1,10 +1,6 @@
 """Answers of data/quiz/day3_ppo.yml, computed from verl 0.8.0, and from minirl where it is shown."""
 
-import warnings
-
-import numpy as np
 import torch
-from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 from minirl.config import compose
@@ -15,14 +11,10 @@ from minirl.pin import find_symbol, use_verl
 
 use_verl()
 
-from verl.protocol import DataProto  # noqa: E402
-from verl.single_controller.base.decorator import MAGIC_ATTR  # noqa: E402
 from verl.trainer.ppo import core_algos  # noqa: E402
-from verl.trainer.ppo.ray_trainer import compute_advantage  # noqa: E402
-from verl.trainer.ppo.utils import need_critic, need_reference_policy  # noqa: E402
+from verl.trainer.ppo.utils import need_reference_policy  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 from verl.workers.config import ActorConfig  # noqa: E402
-from verl.workers.engine_workers import TrainingWorker  # noqa: E402
 
 
 def _source(spec: str) -> str:
@@ -56,32 +48,12 @@ def _minirl_loss(ratio: float, advantage: float, *overrides: str) -> float:
     return loss.item()
 
 
-def q_three_containers():
-    batch = DataProto.from_dict(
-        tensors={
-            "token_level_rewards": torch.rand(2, 3),
-            "values": torch.rand(2, 3),
-            "response_mask": torch.ones(2, 3, dtype=torch.long),
-        },
-        non_tensors={"uid": np.array(["p", "p"], dtype=object)},
-        meta_info={"temperature": 1.0},
-    )
-    batch = compute_advantage(batch, "gae", config=OmegaConf.create({}))
-    kinds = {
-        "batch": batch.batch.keys(),
-        "non_tensor_batch": batch.non_tensor_batch,
-        "meta_info": batch.meta_info,
-    }
-    places = tuple(
-        _only({kind: key in keys for kind, keys in kinds.items()})
-        for key in ("advantages", "uid", "temperature")
-    )
-    return {
-        ("batch", "batch", "batch"): "a",
-        ("batch", "non_tensor_batch", "meta_info"): "b",
-        ("batch", "meta_info", "meta_info"): "c",
-        ("meta_info", "non_tensor_batch", "batch"): "d",
-    }[places]
+def q_old_data_by_counting():
+    old, new, visits = 0.20, 0.15, 1000
+    ratio = torch.exp(torch.tensor(new).log() - torch.tensor(old).log()).item()
+    counted = visits * old * ratio
+    assert abs(counted - visits * new) < 1e-3
+    return round(counted, 3)
 
 
 def q_gae_shape():
@@ -92,27 +64,28 @@ def q_gae_shape():
     return {(64,): "a", (64, 56): "b", (64, 24): "c", (64, 25): "d"}[tuple(advantages.shape)]
 
 
-def q_who_has_a_critic():
-    cases = {"a": ("gae", None), "b": ("grpo", None), "c": ("grpo", True), "d": ("gae", False)}
-    built = set()
-    for key, (estimator, enable) in cases.items():
-        config = OmegaConf.create({"critic": {"enable": enable}, "algorithm": {"adv_estimator": estimator}})
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if need_critic(config):
-                built.add(key)
-    return built
-
-
-def q_critic_update_dispatch():
-    assert "self.critic_wg.train_mini_batch(batch_td)" in _source(
-        "verl.trainer.ppo.ray_trainer:RayPPOTrainer._update_critic"
+def q_pushed_down_far_enough():
+    """verl's loss and its gradient, and minirl's loss, which the question shows."""
+    new = torch.tensor([[0.75]]).log().requires_grad_()
+    config = ActorConfig(strategy="fsdp", rollout_n=1, use_dynamic_bsz=True)
+    advantages, mask = torch.tensor([[-1.73]]), torch.ones(1, 1)
+    loss, _ = core_algos.compute_policy_loss_vanilla(
+        torch.zeros(1, 1), new, advantages, mask, "token-mean", config
     )
-    mode = getattr(TrainingWorker.train_mini_batch, MAGIC_ATTR)["dispatch_mode"]
-    assert isinstance(mode, dict) and {"dispatch_fn", "collect_fn"} <= set(mode)
-    assert 'mesh_name="train"' in _source("verl.workers.engine_workers:TrainingWorker.train_mini_batch")
-    assert getattr(TrainingWorker.reset, MAGIC_ATTR)["dispatch_mode"].name == "ONE_TO_ALL"
-    return "c"
+    loss.backward()
+    printed = (round(loss.item(), 3), round(new.grad.item(), 3))
+    ours = new.detach().requires_grad_()
+    actor = compose([]).actor_rollout_ref.actor
+    get_policy_loss_fn("vanilla")(torch.zeros(1, 1), ours, advantages, mask, config=actor)[0].backward()
+    assert ours.grad.item() == new.grad.item()
+    assert abs(_minirl_loss(0.75, -1.73) - loss.item()) < 1e-6
+    return {(1.298, 1.298): "a", (1.384, 0.0): "b", (1.384, 1.384): "c", (1.73, 1.73): "d"}[printed]
+
+
+def q_bad_token_grown_threefold():
+    ours = _minirl_loss(3.5, -1.73)
+    assert abs(ours - _verl_loss(3.5, -1.73)) < 1e-6
+    return round(ours, 2)
 
 
 def q_who_reads_the_option():
