@@ -41,9 +41,8 @@ def compute_policy_loss_geo_mean(
     sign = advantages.sign()
     pessimistic = sign * torch.minimum(sign * log_ratio, sign * clamped)
 
-    def row_mean(
-        values: Tensor,
-    ) -> Tensor:  # float32 even from bfloat16: exp() turns an error of 0.1 into 10%
+    def row_mean(values: Tensor) -> Tensor:
+        # float32 even from bfloat16, by masked_mean's division: exp() turns an error of 0.1 into 10%
         return masked_mean(values, response_mask, axis=-1)
 
     row_losses = -row_mean(advantages) * row_mean(pessimistic).exp()
