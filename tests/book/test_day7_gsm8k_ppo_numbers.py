@@ -33,14 +33,19 @@ def test_the_script_has_45_options_and_22_are_the_default():
     assert "45 个选项里有 22 个与默认相同" in PAGE
 
 
-def test_every_row_of_the_option_tables_says_what_the_data_say():
-    rows, prefix = {}, ""
+def table_rows() -> dict[str, list[str]]:
+    """{option: the other cells}, in the page's order; an option that stands twice is an error."""
+    rows = {}
     for line in PAGE.split("(gsm8k-options)=")[1].split("(gsm8k-entry)=")[0].splitlines():
-        if head := re.match(r"\| `([\w.]+\.)` 之后", line):
-            prefix = head[1]
-        elif prefix and line.startswith("| `"):
+        if line.startswith("| `"):
             name, *cells = [cell.strip().strip("`") for cell in line.strip("| ").split(" | ")]
-            rows[prefix + name] = cells
+            assert name not in rows, name
+            rows[name] = cells
+    return rows
+
+
+def test_every_row_of_the_option_tables_says_what_the_data_say():
+    rows = table_rows()
     options = {option.key: option for option in script().options}
     assert rows.keys() == options.keys()
     for key, (value, default, unit, note) in rows.items():
@@ -50,6 +55,120 @@ def test_every_row_of_the_option_tables_says_what_the_data_say():
         assert unit == option.unit, key
         reader = option.reader.partition(":")[2]
         assert note.strip("`") == f"{option_rows()[key]['note']} `{reader}".strip("`"), key
+
+
+def test_options_that_enter_the_arithmetic_of_the_batch_stand_among_those_that_change_training():
+    """Doubled one by one: whatever moves a count of the batch is not in the group of memory and speed."""
+    part = PAGE.split("### 二、只管显存和速度")[1].split("### 三、")[0]
+    memory_only = [key for key in table_rows() if f"| `{key}` |" in part]
+    assert len(memory_only) == 18 and "45 个选项里有 18 个只管显存和速度" in PAGE
+    text = (DATA / "launch" / "gsm8k_ppo.sh").read_text(encoding="utf-8").rstrip()
+    base, moved = batch_arithmetic(script().config), set()
+    for option in script().options:
+        if option.value.isdigit() and int(option.value) > 0:
+            doubled = explain_launch(f"{text} {option.key}={2 * int(option.value)}").config
+            if batch_arithmetic(doubled) != base:
+                moved.add(option.key)
+    assert len(moved) == 5 and not moved & set(memory_only)
+
+
+def test_the_memory_of_one_card_by_hand():
+    from transformers import AutoModelForTokenClassification, Qwen3Config, Qwen3ForCausalLM
+
+    shape = dict(vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_hidden_layers=36)
+    heads = dict(num_attention_heads=32, num_key_value_heads=8, head_dim=128)
+    model = Qwen3Config(**shape, **heads, tie_word_embeddings=False, num_labels=1)  # Qwen3-8B
+    with torch.device("meta"):
+        models = Qwen3ForCausalLM(model), AutoModelForTokenClassification.from_config(model)
+    actor, critic = (sum(weight.numel() for weight in m.parameters()) for m in models)
+    assert [round(count / 1e9, 1) for count in (actor, critic)] == [8.2, 7.6]
+    config = script().config
+    cards = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    assert config.actor_rollout_ref.actor.fsdp_config.model_dtype == config.critic.fsdp.model_dtype == "fp32"
+    assert cards == 8 and config.actor_rollout_ref.rollout.dtype == "bfloat16"
+    rollout = config.actor_rollout_ref.rollout
+    two = rollout.tensor_model_parallel_size
+    gb = {
+        "actor": 12 * actor / cards / 1e9,  # 4 bytes of parameter, 8 of Adam
+        "critic": 12 * critic / cards / 1e9,
+        "actor 梯度": 4 * actor / cards / 1e9,
+        "critic 梯度": 4 * critic / cards / 1e9,
+        "logits": config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu * 151936 * 2 / 1e9,
+        "weights": 2 * actor / two / 1e9,
+    }
+    gb["KV"] = rollout.gpu_memory_utilization * 80 - gb["weights"]
+    resident = gb["actor"] + gb["critic"]
+    columns = {
+        "生成": resident + gb["weights"] + gb["KV"],
+        "前向": resident + gb["logits"],
+        "更新 critic": resident + gb["critic 梯度"],
+        "更新 actor": resident + gb["actor 梯度"] + gb["logits"],
+    }
+    table = PAGE.split("| 放着什么 |")[1].split("\n\n")[0]
+    for name, cell in (
+        ("actor 参数", f"| {4 * actor / cards / 1e9:.1f} GB |"),
+        ("actor 的 Adam 状态", f"| {8 * actor / cards / 1e9:.1f} GB |"),
+        ("actor 梯度", f"| {gb['actor 梯度']:.1f} GB |"),
+        ("critic 的同样三样", "、".join(f"{k * critic / cards / 1e9:.1f}" for k in (4, 8, 4)) + " GB"),
+        ("logits", f"**至少** {gb['logits']:.1f} GB"),
+        ("推理引擎的权重", f"| {gb['weights']:.1f} GB |"),
+        ("KV cache", f"**至多** {gb['KV']:.1f} GB"),
+    ):
+        (row,) = [line for line in table.splitlines() if line.startswith(f"| {name} |")]
+        assert cell in row, name
+    picture = PAGE.split('<svg viewBox="0 0 580')[1].split("</svg>")[0]
+    assert re.findall(r'font-weight="bold"[^>]*>([\d.]+)', picture) == [f"{v:.1f}" for v in columns.values()]
+    inside = re.findall(
+        r">(actor|critic|actor 梯度|critic 梯度|logits|推理引擎权重|KV)[^<>]*? ([\d.]+)<", picture
+    )
+    names = {"推理引擎权重": "weights"}
+    drawn = {names.get(name, name): float(number) for name, number in inside if name != "KV"}
+    assert drawn["logits"] == round(gb["logits"], 1) and drawn["weights"] == round(gb["weights"], 1)
+    assert columns["生成"] < 80
+
+
+def test_offload_moves_a_model_in_when_it_works_and_out_when_it_is_done():
+    from types import SimpleNamespace
+
+    from verl.utils.device import get_device_name
+    from verl.workers.engine.base import BaseEngineCtx
+
+    moves = []
+    engine = SimpleNamespace(
+        is_param_offload_enabled=True, is_optimizer_offload_enabled=True, to=lambda **kw: moves.append(kw)
+    )
+    for mode, optimizer in (("train", True), ("eval", False)):
+        moves.clear()
+        with BaseEngineCtx(engine, mode):
+            pass
+        assert [move["device"] for move in moves] == [get_device_name(), "cpu"]
+        assert all(move["model"] and move["optimizer"] is optimizer for move in moves)
+
+
+def test_a_token_budget_below_the_longest_trajectory_is_refused():
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.engine.utils import prepare_micro_batches
+
+    ids = torch.nested.nested_tensor([torch.ones(3072), torch.ones(5)], layout=torch.jagged)
+    data = TensorDict({"input_ids": ids}, batch_size=2)
+    tu.assign_non_tensor(data, use_dynamic_bsz=True, max_token_len_per_gpu=3071)
+    with pytest.raises(AssertionError, match="max_token_len must be greater"):
+        prepare_micro_batches(data)
+
+
+def test_log_probs_of_the_rollout_add_the_metrics_rollout_corr():
+    from verl import DataProto
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+
+    one = script("gsm8k_ppo_one_gpu").config
+    assert (
+        one.actor_rollout_ref.rollout.calculate_log_probs and not one.algorithm.rollout_correction.bypass_mode
+    )
+    columns = {name: -torch.rand(2, 3) for name in ("old_log_probs", "rollout_log_probs")}
+    batch = DataProto.from_single_dict({**columns, "response_mask": torch.ones(2, 3)})
+    _, metrics = compute_rollout_correction_and_add_to_batch(batch, one.algorithm.rollout_correction)
+    assert len(metrics) > 5 and all(name.startswith("rollout_corr/") for name in metrics)
 
 
 def test_the_longest_trajectory_fits_eight_times_into_the_token_budget():
@@ -164,7 +283,7 @@ def test_trl_s_metric_names_and_default_loss_are_in_its_source():
     source = (folder / "grpo_trainer.py").read_text(encoding="utf-8")
     table = PAGE.split("| 问什么 | TRL | verl |")[1].split("\n\n")[0]
     names = [re.match(r"`([\w/]+)`", row.split(" | ")[1]) for row in table.strip().splitlines()[1:]]
-    assert len(names) == 7
+    assert len(names) == 4
     for name in names:
         assert f'["{name[1]}"]' in source, name[1]
     config = (folder / "grpo_config.py").read_text(encoding="utf-8")
@@ -184,6 +303,7 @@ def test_two_steps_of_the_official_options_give_the_same_metrics_in_verl_and_min
     mine, theirs = PPOTrainer(config).fit(), VerlTrainer(config).fit()
     shared = [key for key in theirs[0] if key in mine[0] and not re.search("timing|perf/", key)]
     assert len(shared) > 50
+    assert 80 < len(theirs[0].keys() - {"step"}) < 90  # “八十多个数”
     for step in (0, 1):
         for key in shared:
             assert mine[step][key] == pytest.approx(theirs[step][key], abs=2e-4, rel=2e-3), (step, key)

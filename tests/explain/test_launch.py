@@ -51,8 +51,8 @@ def test_the_gsm8k_line_makes_four_updates_of_32_rows_a_gpu():
         "trajectories": 1024,
         "dp": 8,
         "mini_batch_rows": 256,
-        "rows_per_rank": 32.0,
-        "optimizer_steps": 4.0,
+        "rows_per_rank": 32,
+        "optimizer_steps": 4,
         "micro_batches": None,
     }
 
@@ -61,6 +61,13 @@ def test_the_arithmetic_of_minirl_s_own_configuration_counts_micro_batches():
     numbers = batch_arithmetic(minirl_compose(["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8"]))
     assert numbers["trajectories"] == 128 and numbers["optimizer_steps"] == 4
     assert numbers["micro_batches"] == 16
+
+
+def test_whole_counts_are_integers_and_a_batch_that_does_not_divide_keeps_its_fraction():
+    whole = batch_arithmetic(explain_launch(GSM8K).config)
+    assert isinstance(whole["optimizer_steps"], int) and isinstance(whole["rows_per_rank"], int)
+    uneven = explain_launch(GSM8K.rstrip() + " data.train_batch_size=640").config
+    assert batch_arithmetic(uneven)["optimizer_steps"] == 2.5
 
 
 def test_the_gsm8k_line_sets_a_reference_policy_that_is_never_built():

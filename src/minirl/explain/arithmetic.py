@@ -25,7 +25,12 @@ def batch_arithmetic(config: DictConfig) -> dict[str, float | int | None]:
         "trajectories": prompts * n,
         "dp": ranks,
         "mini_batch_rows": actor.ppo_mini_batch_size * n,
-        "rows_per_rank": rows_per_rank,
-        "optimizer_steps": steps,
-        "micro_batches": None if micro is None else steps * rows_per_rank / micro,
+        "rows_per_rank": _count(rows_per_rank),
+        "optimizer_steps": _count(steps),
+        "micro_batches": None if micro is None else _count(steps * rows_per_rank / micro),
     }
+
+
+def _count(number: float) -> float | int:
+    """A whole number as int; one that does not divide keeps its fraction, which is the news."""
+    return int(number) if number == int(number) else number
