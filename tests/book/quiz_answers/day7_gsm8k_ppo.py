@@ -33,11 +33,14 @@ def official(*more: str):
 
 
 def rows_of_one_gpu(config) -> list[int]:
-    """What one rank's mini-batch iterator yields, cut by verl's own make_iterator."""
+    """What one rank's mini-batch iterator yields, by verl's make_iterator, after train_mini_batch's check."""
     from verl.utils import tensordict_utils as tu
 
     n, ranks = config.actor_rollout_ref.rollout.n, config.trainer.n_gpus_per_node
     actor = config.actor_rollout_ref.actor
+    check = "assert mini_batch_size % self.engine.get_data_parallel_size() == 0"
+    assert check in source("verl.workers.engine_workers:TrainingWorker.train_mini_batch")
+    assert actor.ppo_mini_batch_size * n % ranks == 0
     rows = config.data.train_batch_size * n // ranks
     cut = tu.make_iterator(
         TensorDict({"row": torch.arange(rows)}, batch_size=rows),
@@ -49,17 +52,45 @@ def rows_of_one_gpu(config) -> list[int]:
     return [len(part) for part in cut]
 
 
-def q_updates_with_five_responses():
-    config = official("actor_rollout_ref.rollout.n=5")
-    updates = len(rows_of_one_gpu(config))
-    assert batch_arithmetic(config)["optimizer_steps"] == updates
-    return updates
+def q_which_script_does_not_divide():
+    sizes = {"a": (1024, 512), "b": (1000, 100), "c": (512, 512), "d": (96, 24)}
+    failed = []
+    for key, (train, mini) in sizes.items():
+        assert train % 8 == 0  # every card gets as many rows: the dispatch and the agent loop raise nothing
+        config = official(
+            f"data.train_batch_size={train}", f"actor_rollout_ref.actor.ppo_mini_batch_size={mini}"
+        )
+        try:
+            assert sum(rows_of_one_gpu(config)) == train // 8
+        except AssertionError:
+            failed.append(key)
+    (answer,) = failed
+    return answer
 
 
-def q_rows_on_one_gpu():
-    config = official("actor_rollout_ref.rollout.n=5")
-    assert batch_arithmetic(config)["rows_per_rank"] == 160
-    return rows_of_one_gpu(config)[0]
+def q_burst_at_update_critic():
+    from types import SimpleNamespace
+
+    from verl.utils.device import get_device_name
+    from verl.workers.engine.base import BaseEngineCtx
+
+    moves = []
+    critic = SimpleNamespace(
+        is_param_offload_enabled=True, is_optimizer_offload_enabled=True, to=lambda **kw: moves.append(kw)
+    )
+    with BaseEngineCtx(critic, "train"):  # b: while the critic is updated, all of it is on the card
+        (move,) = moves
+        assert move["device"] == get_device_name() and move["model"] and move["optimizer"]
+    assert moves[-1]["device"] == "cpu" and moves[-1]["model"] and moves[-1]["optimizer"]  # a: idle, so away
+    # c: the mean of a micro-batch is its own, so the number of micro-batches scales the gradient
+    assert "batch_num_tokens" not in source("verl.workers.utils.losses:value_loss")
+    # d: the inference engine sleeps at level 2 while weights are trained
+    assert "sleep_level = 2" in source(
+        "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer._sleep_hybrid"
+    )
+    fit = source("verl.trainer.ppo.ray_trainer:RayPPOTrainer.fit")
+    assert fit.index("checkpoint_manager.sleep_replicas()") < fit.index("self._update_critic(batch)")
+    return "a"
 
 
 def q_steps_in_a_run():
@@ -181,7 +212,7 @@ def q_mini_above_train():
     validate("actor_rollout_ref.actor.use_dynamic_bsz=True")  # nothing is raised
     with pytest.raises(ValueError, match="must be >="):
         validate("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4")
-    data = TensorDict({"row": torch.arange(32 * 8)}, batch_size=32 * 8)
+    data = TensorDict({"row": torch.arange(32 * 8 // 8)}, batch_size=32 * 8 // 8)  # one card of eight
     with pytest.raises(AssertionError):
-        tu.make_iterator(data, mini_batch_size=64 * 8, epochs=1, seed=1, dataloader_kwargs={})
+        tu.make_iterator(data, mini_batch_size=64 * 8 // 8, epochs=1, seed=1, dataloader_kwargs={})
     return "b"
