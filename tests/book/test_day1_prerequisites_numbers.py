@@ -58,6 +58,21 @@ def test_probabilities_after_one_step_of_each_loss(row, loss):
     assert _cells(row) == [f"{100 * p:.1f}%" for p in pi.tolist()]
 
 
+@pytest.mark.parametrize(("row", "loss"), [("SFT", _sft), ("DPO", _dpo), ("策略梯度", _policy_gradient)])
+def test_what_each_loss_adds_to_the_logits(row, loss):
+    logits = START.clone().requires_grad_()
+    loss(logits.log_softmax(0)).backward()
+    shown = [float(cell.replace("−", "-")) for cell in _cells(row)[:4]]
+    assert shown == pytest.approx((-logits.grad).tolist(), abs=5.1e-4)
+
+
+def test_the_advantages_by_hand():
+    mean, std = SCORES.mean().item(), SCORES.std().item()  # std over n - 1
+    for score, shown in ((1, "(1 − 0.25) / 0.5 = +1.5"), (0, "(0 − 0.25) / 0.5 = −0.5")):
+        assert f"({score} − {mean:g}) / {std:g} = {(score - mean) / std:+g}".replace("-", "−") == shown
+        assert shown in PAGE
+
+
 def test_dpo_leaves_the_other_logits_alone():
     logits = START.clone().requires_grad_()
     _dpo(logits.log_softmax(0)).backward()
@@ -127,6 +142,10 @@ def test_the_kl_table_is_what_verl_computes():
         assert shown == pytest.approx(expected, abs=5.1e-5)
     means = [float(c) for c in _cells("按 $\\pi_\\theta$ 平均") if c]
     assert means == pytest.approx([(pi * c).sum().item() for c in columns], abs=5.1e-5)
+    spreads = [((pi * c * c).sum() - (pi * c).sum() ** 2).sqrt().item() for c in columns]
+    assert [float(c) for c in _cells("单格的标准差") if c] == pytest.approx(spreads, abs=5.1e-5)
+    truth = (pi * (pi / ref).log()).sum().item()
+    assert [(pi * columns[i]).sum().item() for i in (0, 2)] == pytest.approx([truth, truth], abs=1e-6)
 
 
 @pytest.mark.oracle
@@ -147,11 +166,12 @@ def test_response_log_probs_come_from_one_position_to_the_left():
     from tensordict import TensorDict
     from verl.workers.utils.padding import no_padding_2_padding
 
-    mask = torch.ones(1, 5, dtype=torch.long)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]])  # responses of 2 and 1 tokens
     data = TensorDict(
-        {"prompts": mask[:, :3], "responses": mask[:, 3:], "attention_mask": mask}, batch_size=1
+        {"prompts": mask[:, :3], "responses": mask[:, 3:], "attention_mask": mask}, batch_size=2
     )
-    assert no_padding_2_padding(torch.arange(5.0), data).tolist() == [[2.0, 3.0]]
+    assert no_padding_2_padding(torch.arange(9.0), data).tolist() == [[2.0, 3.0], [7.0, 0.0]]
+    assert "第 0 行 [2, 4)，第 1 行 [7, 8)" in PAGE
 
 
 @pytest.mark.oracle

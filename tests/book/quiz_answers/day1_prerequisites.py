@@ -56,9 +56,10 @@ def q_who_needs_a_critic():
     from verl.trainer.ppo.utils import need_critic
 
     built = set()
-    for key, name in {"a": "gae", "b": "grpo", "c": "rloo", "d": "remax"}.items():
+    cases = {"a": ("gae", None), "b": ("grpo", None), "c": ("grpo", True), "d": ("gae", False)}
+    for key, (name, enable) in cases.items():
         config = compose([])
-        config.algorithm.adv_estimator = name
+        config.algorithm.adv_estimator, config.critic.enable = name, enable
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if need_critic(config):
@@ -105,19 +106,22 @@ def q_push_down_without_an_answer():
     return "c"
 
 
-def q_set_loss_fn_dispatch():
-    decorator = find_symbol("verl.workers.engine_workers:TrainingWorker.set_loss_fn").lines[0]
-    return {"Dispatch.ONE_TO_ALL": "b"}[decorator.split("dispatch_mode=")[1].rstrip(")")]
+def q_computed_on_the_driver():
+    trainer = "verl.trainer.ppo.ray_trainer:"
+    remote = {"a": "_compute_old_log_prob", "b": "_compute_values", "d": "_compute_ref_log_prob"}
+    for name in remote.values():
+        assert "_wg." in _source(f"{trainer}RayPPOTrainer.{name}")  # a call to a worker group
+    assert "_wg." not in _source(f"{trainer}compute_advantage")
+    assert "# compute advantages, executed on the driver process" in _source(f"{trainer}RayPPOTrainer.fit")
+    return ({"a", "b", "c", "d"} - set(remote)).pop()
 
 
-def q_who_reads_kl_loss_coef():
-    lines = find_symbol("verl.workers.utils.losses:ppo_loss").lines
-    gate = next(i for i, line in enumerate(lines) if "if config.use_kl_loss:" in line)
-    used = next(i for i, line in enumerate(lines) if "config.kl_loss_coef" in line)
-    assert used > gate and len(lines[used]) - len(lines[used].lstrip()) > len(lines[gate]) - len(
-        lines[gate].lstrip()
-    )
-    assert "kl_loss_coef" not in _source("verl.trainer.ppo.ray_trainer:apply_kl_penalty")
+def q_ratio_denominator():
+    assert 'old_log_prob = data["old_log_probs"]' in _source("verl.workers.utils.losses:ppo_loss")
+    loss = _source("verl.trainer.ppo.core_algos:compute_policy_loss_vanilla")
+    assert "negative_approx_kl = log_prob - old_log_prob" in loss
+    assert "ratio = torch.exp(negative_approx_kl)" in loss
+    assert not compose([]).actor_rollout_ref.rollout.calculate_log_probs
     return "b"
 
 
