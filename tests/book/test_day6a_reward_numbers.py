@@ -1,6 +1,8 @@
 """The hand-sized numbers and the failures that book/week1/day6a_reward.md states, run with verl 0.8.0."""
 
 import asyncio
+from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -56,6 +58,25 @@ def test_gae_reads_two_of_the_four_scores_and_the_sum_reads_all(batch, rm_scores
     _, returns = compute_gae_advantage_return(rm_scores, torch.zeros(4, R), mask, 1.0, 1.0)
     assert returns[:, 0].tolist() == [1.0, 0.5, 0.0, 0.0]
     assert rm_scores.sum(-1).tolist() == SCORES
+
+
+def test_returns_are_the_rewards_still_to_come_only_at_lambda_1():
+    from verl.trainer.ppo.core_algos import compute_gae_advantage_return
+
+    values, mask = torch.tensor([[0.5, 0.6, 0.4, 0.7, 0.9]]), torch.ones(1, 5)  # the row of Day 3
+    rewards = torch.tensor([[-0.1, 0.2, -0.1, 0.0, 1.0]])
+    _, returns = compute_gae_advantage_return(rewards, values, mask, 1.0, 1.0)
+    torch.testing.assert_close(returns, rewards.flip(1).cumsum(1).flip(1))
+    _, returns = compute_gae_advantage_return(torch.tensor([[0.0, 0, 0, 0, 1]]), values, mask, 1.0, 0.5)
+    assert round(returns[0, 0].item(), 3) == 0.606
+
+
+def test_by_default_there_is_no_reward_model_and_no_pool_for_it():
+    verl = Path(find_spec("verl").origin).parent
+    reward = OmegaConf.load(verl / "trainer/config/reward/reward.yaml")
+    rollout = OmegaConf.load(verl / "trainer/config/rollout/rollout.yaml")
+    assert reward.reward_model.enable is False and reward.reward_model.enable_resource_pool is False
+    assert reward.num_workers == 8 and rollout.agent.num_workers == 8
 
 
 def manager(compute_score):

@@ -96,7 +96,22 @@ def q_truncated_column():
 
 
 def q_empty_column():
-    return rm_scores([0], [-1.0])[0].nonzero().item()
+    """The width R at which the score of an empty response lands in column 7."""
+    from verl import DataProto
+    from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
+
+    def column(width: int) -> int:
+        data = DataProto.from_dict(
+            {
+                "prompts": torch.zeros(1, P, dtype=torch.long),
+                "responses": torch.zeros(1, width, dtype=torch.long),
+                "attention_mask": torch.tensor([[0, 1, 1, 1] + [0] * width]),
+            }
+        )
+        return RewardManagerBase.assemble_rm_scores(data, [-1.0])[0].nonzero().item()
+
+    (width,) = [width for width in range(1, 20) if column(width) == 7]
+    return width
 
 
 def q_who_writes_token_level_scores():
@@ -125,10 +140,38 @@ def q_order_of_a_score():
 
 
 def q_reward_timer():
+    from types import SimpleNamespace
+
+    from omegaconf import OmegaConf
+    from verl.experimental.reward_loop.reward_loop import RewardLoopManager
+
+    def handles(enable: bool):
+        model = {"enable": enable, "enable_resource_pool": False}
+        config = OmegaConf.create({"reward": {"reward_model": model}})
+        return RewardLoopManager.reward_loop_worker_handles.fget(
+            SimpleNamespace(config=config, reward_loop_workers=["a worker"])
+        )
+
+    assert handles(enable=False) == ["a worker"] and handles(enable=True) is None
+    scoring = source("verl.experimental.agent_loop.agent_loop:AgentLoopWorker._compute_score")
+    assert "enable_async_reward = self.reward_loop_worker_handles is not None" in scoring
     fit = source("verl.trainer.ppo.ray_trainer:RayPPOTrainer.fit")
+    gen = fit[
+        fit.index('marked_timer("gen"') : fit.index(
+            'timing_raw.update(combined_gen_output.meta_info["timing"])'
+        )
+    ]
+    assert "generate_sequences(combined_gen_batch)" in gen
     block = fit[fit.index('marked_timer("reward"') : fit.index("rollout_corr_config =")]
-    assert "extract_reward(batch)" in block
-    assert "if self.use_rm and" in block and "compute_score" not in block
+    assert before(
+        block, "if self.use_rm and", "self._compute_reward_colocate(batch)", "extract_reward(batch)"
+    )
+    assert "compute_rm_score(batch)" in source(
+        "verl.trainer.ppo.ray_trainer:RayPPOTrainer._compute_reward_colocate"
+    )
+    # the custom function comes first, also with a reward model
+    choice = source("verl.experimental.reward_loop.reward_loop:RewardLoopWorker.compute_score")
+    assert before(choice, "custom_reward_function.path is not None", "self.config.reward.reward_model.enable")
     return "b"
 
 
