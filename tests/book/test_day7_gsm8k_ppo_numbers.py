@@ -310,6 +310,20 @@ def test_two_steps_of_the_official_options_give_the_same_metrics_in_verl_and_min
 
 
 @pytest.mark.slow
+def test_the_ratio_of_the_critic_s_two_losses_is_the_number_of_micro_batches():
+    """Cut by rows, as the bridge does; verl's critic cuts by tokens, then the number differs a little."""
+    from minirl.verl_bridge import VerlTrainer
+
+    logging.getLogger("minirl.config").setLevel(logging.ERROR)
+    small = ["data.train_batch_size=16", "actor_rollout_ref.actor.ppo_mini_batch_size=16"]
+    small += ["actor_rollout_ref.rollout.n=1", "algorithm.adv_estimator=gae", *QUIET]
+    for rows in (16, 4):
+        limit = f"critic.ppo_micro_batch_size_per_gpu={rows}"
+        (step,) = VerlTrainer(compose([*small, limit, "trainer.total_training_steps=1"])).fit()
+        assert step["critic/loss"] / step["critic/vf_loss"] == pytest.approx(16 / rows, rel=1e-4)
+
+
+@pytest.mark.slow
 def test_the_sick_runs_of_the_notebook_show_their_signs_and_the_healthy_one_none():
     watch = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.calculate_log_probs=true", *QUIET]
     watch.append("trainer.total_training_steps=8")
