@@ -3,7 +3,9 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 
 from minirl.pin import LATER, PIN, use_verl, verl_root
@@ -121,3 +123,12 @@ def test_the_overlong_options_of_the_page_build_a_dapo_manager():
     manager = load_reward_manager(verl_config(*options), SimpleNamespace())
     assert type(manager).__name__ == "DAPORewardManager"
     assert (manager.max_resp_len, manager.overlong_buffer_cfg.len) == (24, 8)
+
+
+def test_the_best_of_four_wrong_answers_is_still_pushed_up():
+    from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+
+    scores = torch.tensor([[0.4], [0.1], [0.1], [0.0]])
+    advantages, _ = compute_grpo_outcome_advantage(scores, torch.ones(4, 1), np.array(["one"] * 4))
+    said = "、".join(f"{value:+.2f}".replace("-", "−") for value in advantages[:, 0].tolist())
+    assert f"四条全错，得 0.4、0.1、0.1、0，优势是 {said}" in PAGE.read_text(encoding="utf-8")
