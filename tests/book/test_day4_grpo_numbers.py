@@ -7,13 +7,17 @@ import numpy as np
 import pytest
 import torch
 
+from minirl.config import compose
 from minirl.core_algos.advantage import compute_grpo_outcome_advantage
-from minirl.pin import use_verl
+from minirl.pin import find_symbol, use_verl
+from minirl.trace import trace
+from minirl.trainer import PPOTrainer
 
 use_verl()
 
 from verl.trainer.ppo import core_algos  # noqa: E402
 from verl.utils.groupwise import as_torch_index, group_mean_std  # noqa: E402
+from verl.utils.torch_functional import masked_whiten  # noqa: E402
 from verl.workers.config import ActorConfig  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "book" / "week1" / "day4_grpo.md"
@@ -146,3 +150,55 @@ def test_mini_batch_larger_than_the_train_batch_is_refused():
     with pytest.raises(ValueError, match="train_batch_size"):
         config.validate(n_gpus=1, train_batch_size=16)
     config.validate(n_gpus=1, train_batch_size=32)
+
+
+def test_uid_is_written_before_the_batch_is_repeated():
+    fit = "\n".join(find_symbol("verl.trainer.ppo.ray_trainer:RayPPOTrainer.fit").lines)
+    written = fit.index('batch.non_tensor_batch["uid"] = np.array(')
+    assert written < fit.index("gen_batch_output = gen_batch.repeat(") < fit.index("batch = batch.repeat(")
+
+
+def test_grpo_of_one_group_is_whitening_of_its_scores():
+    """One number a response: with one token a row the two operations differ only in their epsilon."""
+    scores = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0])
+    whitened = masked_whiten(scores.unsqueeze(-1), torch.ones(5, 1))[:, 0]
+    assert _advantage(scores.tolist(), ["a"] * 5) == pytest.approx(whitened.tolist(), abs=1e-5)
+    two_tokens = masked_whiten(
+        scores.unsqueeze(-1).expand(5, 2), torch.tensor([[1.0, 1.0]] + [[1.0, 0.0]] * 4)
+    )
+    assert abs(two_tokens[0, 0] - whitened[0]) > 0.01
+
+
+def test_loss_of_unequal_lengths_is_zero_by_sequence_and_not_by_token():
+    mask = (torch.arange(6) < torch.tensor([6, 5, 4, 2, 3, 6, 1, 4]).unsqueeze(-1)).float()
+    advantages = torch.tensor(_advantage(SCORES, UID)).unsqueeze(-1) * mask
+    config = ActorConfig(strategy="fsdp", rollout_n=1, use_dynamic_bsz=True)
+    log_prob = torch.randn(8, 6)
+    loss = {
+        mode: core_algos.compute_policy_loss_vanilla(log_prob, log_prob, advantages, mask, mode, config)[0]
+        for mode in ("token-mean", "seq-mean-token-mean")
+    }
+    assert abs(loss["seq-mean-token-mean"].item()) < 1e-6
+    assert abs(loss["token-mean"].item()) > 0.01
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "gae"])
+def test_trajectory_0_of_day_3_has_one_advantage_in_grpo_and_sixteen_in_ppo(estimator):
+    options = [f"algorithm.adv_estimator={estimator}", "trainer.total_training_steps=1", "trainer.logger=[]"]
+    options += ["trainer.val_before_train=false", "trainer.resume_mode=disable"]
+    trainer = PPOTrainer(compose(options))
+    with trace(trainer, samples=range(8)) as t:
+        trainer.fit()
+    step = t.steps[0]
+    mask = torch.tensor(step.row(0, "response_mask")).bool()
+    words = trainer.tokenizer.decode(torch.tensor(step.row(0, "responses"))[mask], skip_special_tokens=True)
+    advantages = torch.tensor(step.row(0, "advantages"))[mask]
+    assert words == "3+1=4\n4+2=6\n#### 4" and len(advantages) == 16
+    if estimator == "grpo":
+        uid = step.row(0, "uid")
+        group = [i for i in range(8) if step.row(i, "uid") == uid]
+        assert sum(sum(step.row(i, "token_level_scores")) for i in group) == 6 and len(group) == 8
+        assert advantages.tolist() == pytest.approx([-1.62] * 16, abs=5e-3)
+        assert -0.75 / 0.4629 == pytest.approx(-1.62, abs=5e-3)
+    else:
+        assert -2.0 < advantages.min() < advantages.max() < -1.7

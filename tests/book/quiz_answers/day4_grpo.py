@@ -49,11 +49,18 @@ def _policy_loss(
     return loss.detach(), log_prob.grad
 
 
-def q_uid_container():
-    fit = _source("verl.trainer.ppo.ray_trainer:RayPPOTrainer.fit")
-    written = fit.index('batch.non_tensor_batch["uid"] = np.array(')
-    repeated = fit.index("gen_batch_output = gen_batch.repeat(")
-    return "d" if written < repeated else "c"
+def q_group_statistics_container():
+    data = DataProto.from_dict(
+        tensors={"token_level_rewards": torch.tensor([[1.0], [0.0]]), "response_mask": torch.ones(2, 1)},
+        non_tensors={"uid": np.array(["a", "a"], dtype=object)},
+    )
+    before = (set(data.batch.keys()), set(data.non_tensor_batch), set(data.meta_info))
+    data = compute_advantage(data, "grpo", config=OmegaConf.create({}))
+    after = (set(data.batch.keys()), set(data.non_tensor_batch), set(data.meta_info))
+    in_batch, in_non_tensor, in_meta = (new - old for new, old in zip(after, before, strict=True))
+    if in_batch - {"advantages", "returns"}:
+        return "a"
+    return "b" if in_non_tensor else "c" if in_meta else "d"
 
 
 def q_grpo_shape():
