@@ -7,6 +7,7 @@ Tables of short values (a tensor's row, a count) stay as they are and scroll sid
 import html
 import re
 
+LONG_NAME = 30  # characters: a name in the first column with more may break at its dots
 SENTENCE = 16  # characters: a cell with more is squeezed into a narrow tall column on a phone
 
 _TABLE = re.compile(r'<table(?: class="table")?>.*?</table>', re.DOTALL)
@@ -14,12 +15,18 @@ _HEAD = re.compile(r"<thead>.*?</thead>", re.DOTALL)
 _TH = re.compile(r"<th\b[^>]*>(.*?)</th>", re.DOTALL)
 _CELL = re.compile(r"<(t[dh])\b([^>]*)>(.*?)(?=</t[dh]>)", re.DOTALL)
 _ROW = re.compile(r"<tr\b.*?</tr>", re.DOTALL)
+_LONG_CODE = re.compile(rf'(?<=<span class="pre">)[^<]{{{LONG_NAME},}}(?=</span>)')
 _SPOKEN_MATH = re.compile(r'<span class="katex-mathml">.*?</math></span>', re.DOTALL)
 
 
 def plain(fragment: str) -> str:
     """The words of an HTML fragment. A formula is set twice; only what is seen counts."""
     return html.unescape(re.sub(r"<[^>]+>", "", _SPOKEN_MATH.sub("", fragment))).strip()
+
+
+def break_at_dots(cell: str) -> str:
+    """`a.long.path` of a first column gives the other columns room."""
+    return _LONG_CODE.sub(lambda name: name[0].replace(".", ".<wbr>"), cell)
 
 
 def stand_up(table: str) -> str:
@@ -35,9 +42,13 @@ def stand_up(table: str) -> str:
 
     def label_row(row: re.Match) -> str:
         names = iter(labels)
-        return _CELL.sub(
-            lambda m: f'<{m[1]}{m[2]} data-label="{html.escape(next(names, ""))}">{m[3]}', row[0]
-        )
+        first = _CELL.search(row[0])
+
+        def label(cell: re.Match) -> str:
+            content = break_at_dots(cell[3]) if cell.start() == first.start() else cell[3]
+            return f'<{cell[1]}{cell[2]} data-label="{html.escape(next(names, ""))}">{content}'
+
+        return _CELL.sub(label, row[0])
 
     start = table[: head.end()]
     start = (

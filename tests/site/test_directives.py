@@ -274,3 +274,13 @@ def test_a_table_with_a_sentence_gets_its_column_names_into_its_cells():
 
 def test_a_table_of_short_values_stays_as_it_is():
     assert stand_up(table("0.25")) == table("0.25")
+
+
+def test_a_long_name_in_the_first_column_may_break_at_its_dots_and_nowhere_else():
+    code = '<code><span class="pre">{}</span></code>'
+    long, short = "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz", "data.train_files"
+    rows = table("同一条提示词的 <code>n</code> 条响应共用一个" + code.format(long))
+    stacked = stand_up(rows.replace("<td>uid", "<td>" + code.format(long) + code.format(short)))
+    first, _, last = stacked.partition('data-label="形状"')
+    assert long.replace(".", ".<wbr>") in first and short in first
+    assert long in last and "<wbr>" not in last

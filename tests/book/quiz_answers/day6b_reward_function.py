@@ -110,16 +110,17 @@ def q_kwargs_precedence():
         return fn(data_source="a", solution_str="b", ground_truth="c", extra_info="row")
 
 
-def q_dict_keys_container():
-    from importlib.util import module_from_spec, spec_from_file_location
+def q_reward_kwargs_container():
+    from verl.trainer.ppo.reward import get_custom_reward_fn
 
-    path = Path(__file__).with_name("day6a_reward.py")
-    spec = spec_from_file_location("day6a_reward_answers", path)
-    day6a = module_from_spec(spec)
-    spec.loader.exec_module(day6a)
-    column = day6a.postprocessed().non_tensor_batch["fmt"]
-    assert column.shape == (2,)
-    return "b"
+    with tempfile.TemporaryDirectory() as folder:
+        key = "reward.custom_reward_function"
+        config = verl_config(f"{key}.path={reward_file(folder)}", f"+{key}.reward_kwargs.bonus=0.05")
+        fn = get_custom_reward_fn(config)
+    raw_fn, constants = fn.args
+    assert fn.func.__name__ == "_call_with_kwargs" and raw_fn.__name__ == "compute_score"
+    assert constants == {"bonus": 0.05}
+    return "c"
 
 
 def q_overlong_penalty():
