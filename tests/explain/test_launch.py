@@ -133,7 +133,7 @@ def test_what_minirl_lacks_is_marked():
             "不起作用",
         ),
         (["actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True"], "必须相同"),
-        (["algorithm.adv_estimator=grpo"], "没有兄弟"),
+        (["algorithm.adv_estimator=grpo"], "组里只有自己"),
         (["algorithm.adv_estimator=grpo", "critic.optim.lr=1e-5"], "不建 critic"),
     ],
 )

@@ -107,10 +107,9 @@ def _dynamic_differs(keys: set[str], config: DictConfig) -> str:
 
 
 def _lonely_group(keys: set[str], config: DictConfig) -> str:
-    if config.algorithm.adv_estimator in _GROUPED and config.actor_rollout_ref.rollout.n == 1:
-        return (
-            f"adv_estimator={config.algorithm.adv_estimator} 要比兄弟，rollout.n=1 时没有兄弟：退化，且不报错"
-        )
+    name = config.algorithm.adv_estimator
+    if name in _GROUPED and config.actor_rollout_ref.rollout.n == 1:
+        return f"adv_estimator={name} 要和同组的响应比，rollout.n=1 时组里只有自己：退化，且不报错"
     return ""
 
 
