@@ -223,3 +223,8 @@ def test_gsm8k_that_cannot_be_fetched_leaves_no_file(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="could not fetch GSM8K from hub"):
         gsm8k.prepare("hub", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_preset_shows_its_reason_and_one_override_a_line():
+    preset = presets.Preset("gpu", "40 GiB", ["a.b=1", "c=2"])
+    assert repr(preset) == "gpu: 40 GiB\n  a.b=1\n  c=2"

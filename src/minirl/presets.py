@@ -18,13 +18,17 @@ MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 NAMES = ("cpu", "gpu", "auto")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Preset:
     """A choice of machine, model and data, as overrides, with the reason for it in one line."""
 
     name: str
     reason: str
     overrides: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        """Lines that fit a page: every notebook shows its preset first."""
+        return "\n  ".join([f"{self.name}: {self.reason}", *self.overrides])
 
 
 def get(name: str, source: str | None = None) -> Preset:
