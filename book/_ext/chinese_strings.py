@@ -1,6 +1,7 @@
 """Mends the strings that the themes leave in English under zh_CN.
 
-in: the finished HTML of a page -> out: the same with those strings in Chinese. tests/site looks for more.
+in: the finished HTML of a page, and the one script that writes some -> out: the same with those strings in Chinese.
+tests/site looks for more.
 """
 
 import re
@@ -38,6 +39,7 @@ STRINGS = {
     "Link to this table": "本表的链接",
     "Link to this image": "本图的链接",
     "light/dark": "明暗",
+    "Toggle hidden content": "展开或收起",
 }
 _ATTRIBUTE = re.compile(r'\b(title|aria-label|placeholder|data-bs-title|alt)="([^"<>]+)"')
 _TEXT = re.compile(r">(\s*)([A-Z][\w /.-]{2,40}?|previous|next)(\s*)<")
@@ -63,7 +65,8 @@ def _text(found: re.Match) -> str:
 def finish(app, exception) -> None:
     if exception or app.builder.name != "html":
         return
-    for page in Path(app.outdir).rglob("*.html"):
+    written_by_script = Path(app.outdir) / "_static" / "togglebutton.js"
+    for page in [*Path(app.outdir).rglob("*.html"), written_by_script]:
         html = page.read_text(encoding="utf-8")
         mended = mend(html)
         if mended != html:
