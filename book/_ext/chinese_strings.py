@@ -1,7 +1,7 @@
 """Mends the strings that the themes leave in English under zh_CN.
 
-in: the finished HTML of a page, and the one script that writes some -> out: the same with those strings in Chinese.
-tests/site looks for more.
+in: the finished HTML of a page, and the one script that writes some -> out: the same with those strings in
+Chinese. tests/site looks for more.
 """
 
 import re
