@@ -13,7 +13,7 @@ import yaml
 from book_directive import BookDirective
 from course import load_course
 from docutils import nodes
-from html_part import doc_link, part, raw
+from html_part import doc_link, may_break, part, raw
 from ledger_table import symbol_link
 
 from minirl.pin import PIN, verl_root
@@ -114,8 +114,7 @@ class ConfigTable(DataTable):
         value = json.dumps(default_of(row["key"]), ensure_ascii=False)
         reader = row["reader"]
         used = raw(f"<td>{symbol_link(reader)}</td>") if ":" in reader else self.words(reader)
-        key = escape(row["key"]).replace(".", ".<wbr>")  # a long path breaks at its dots
-        name = raw(f'<th scope="row"><code>{key}</code></th>')
+        name = raw(f'<th scope="row"><code>{may_break(escape(row["key"]))}</code></th>')
         default = raw(f"<td{' class=long' * (len(value) > 24)}><code>{escape(value)}</code></td>")
         return part(
             "tr", name, default, used, part("td", row.get("unit", "")),

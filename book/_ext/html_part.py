@@ -4,6 +4,7 @@ in: strings of HTML and child nodes -> out: the same HTML in the page, nothing i
 Lets a directive keep real nodes (links, math, code) inside hand-written markup. No verl counterpart.
 """
 
+import re
 from html import escape
 
 from docutils import nodes
@@ -28,6 +29,11 @@ def part(tag: str, *children: nodes.Node | str, **attributes: str | bool | None)
     node = HtmlPart("", "", open=f"<{tag}{''.join(shown)}>", close=f"</{tag}>")
     node += [nodes.Text(child) if isinstance(child, str) else child for child in children]
     return node
+
+
+def may_break(escaped: str, after: str = ".") -> str:
+    """A long name in a table may break after any of these characters, and nowhere else."""
+    return re.sub(f"([{re.escape(after)}])", r"\1<wbr>", escaped)
 
 
 def raw(html: str) -> nodes.raw:

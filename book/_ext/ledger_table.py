@@ -11,7 +11,7 @@ from annotated_source import tag_link
 from book_directive import BookDirective
 from course import load_course
 from docutils import nodes
-from html_part import doc_link, part, raw
+from html_part import doc_link, may_break, part, raw
 
 import minirl.ledger
 from minirl.ledger import LEDGER, LETTERS, STATIONS, Field
@@ -74,7 +74,7 @@ def _row(field: Field) -> str:
 def symbol_link(spec: str) -> str:
     """The qualified name, linked to its lines at the tag when it is verl's."""
     symbol = find_symbol(spec)
-    words = escape(spec.partition(":")[2]).replace(".", ".<wbr>").replace("_", "_<wbr>")  # may break there
+    words = may_break(escape(spec.partition(":")[2]), after="._")
     name = f'<code title="{escape(spec)}">{words}</code>'
     if not symbol.version:
         return name

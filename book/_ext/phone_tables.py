@@ -7,6 +7,8 @@ Tables of short values (a tensor's row, a count) stay as they are and scroll sid
 import html
 import re
 
+from html_part import may_break
+
 LONG_NAME = 30  # characters: a name in the first column with more may break at its dots
 SENTENCE = 16  # characters: a cell with more is squeezed into a narrow tall column on a phone
 
@@ -22,11 +24,6 @@ _SPOKEN_MATH = re.compile(r'<span class="katex-mathml">.*?</math></span>', re.DO
 def plain(fragment: str) -> str:
     """The words of an HTML fragment. A formula is set twice; only what is seen counts."""
     return html.unescape(re.sub(r"<[^>]+>", "", _SPOKEN_MATH.sub("", fragment))).strip()
-
-
-def break_at_dots(cell: str) -> str:
-    """`a.long.path` of a first column gives the other columns room."""
-    return _LONG_CODE.sub(lambda name: name[0].replace(".", ".<wbr>"), cell)
 
 
 def stand_up(table: str) -> str:
@@ -45,7 +42,9 @@ def stand_up(table: str) -> str:
         first = _CELL.search(row[0])
 
         def label(cell: re.Match) -> str:
-            content = break_at_dots(cell[3]) if cell.start() == first.start() else cell[3]
+            content = cell[3]
+            if cell.start() == first.start():  # a long name there gives the other columns room
+                content = _LONG_CODE.sub(lambda name: may_break(name[0]), content)
             return f'<{cell[1]}{cell[2]} data-label="{html.escape(next(names, ""))}">{content}'
 
         return _CELL.sub(label, row[0])

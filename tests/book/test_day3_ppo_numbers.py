@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import full
 
 from minirl import presets
-from minirl.config import compose
 from minirl.pin import find_symbol, use_verl
 from minirl.trace import trace
 from minirl.trainer import PPOTrainer
@@ -157,9 +157,7 @@ def test_the_dots_of_the_clip_figure_lie_on_verls_loss():
 @pytest.fixture(scope="module")
 def one_step():
     """The batch of section 4 of the notebook, on the CPU: rows in the order of generation."""
-    quiet = ["trainer.logger=[]", "trainer.val_before_train=false", "trainer.resume_mode=disable"]
-    quiet += ["trainer.total_epochs=100", "trainer.total_training_steps=1"]
-    config = compose([*presets.get("cpu").overrides, *quiet])
+    config = full(*presets.get("cpu").overrides, "trainer.total_epochs=100", steps=1)
     trainer = PPOTrainer(config)
     rows = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
     with trace(trainer, samples=range(rows)) as ppo:

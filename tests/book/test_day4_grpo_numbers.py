@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from runs import full
 
-from minirl.config import compose
 from minirl.core_algos.advantage import compute_grpo_outcome_advantage
 from minirl.pin import find_symbol, use_verl
 from minirl.trace import trace
@@ -184,9 +184,7 @@ def test_loss_of_unequal_lengths_is_zero_by_sequence_and_not_by_token():
 
 @pytest.mark.parametrize("estimator", ["grpo", "gae"])
 def test_trajectory_0_of_day_3_has_one_advantage_in_grpo_and_sixteen_in_ppo(estimator):
-    options = [f"algorithm.adv_estimator={estimator}", "trainer.total_training_steps=1", "trainer.logger=[]"]
-    options += ["trainer.val_before_train=false", "trainer.resume_mode=disable"]
-    trainer = PPOTrainer(compose(options))
+    trainer = PPOTrainer(full(f"algorithm.adv_estimator={estimator}", steps=1))
     with trace(trainer, samples=range(8)) as t:
         trainer.fit()
     step = t.steps[0]

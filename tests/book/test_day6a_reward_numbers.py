@@ -1,8 +1,6 @@
 """The hand-sized numbers and the failures that book/week1/day6a_reward.md states, run with verl 0.8.0."""
 
 import asyncio
-from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +8,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from minirl.pin import LATER, find_symbol, use_verl
+from minirl.pin import LATER, find_symbol, use_verl, verl_root
 
 pytestmark = pytest.mark.oracle
 use_verl()
@@ -72,7 +70,7 @@ def test_returns_are_the_rewards_still_to_come_only_at_lambda_1():
 
 
 def test_by_default_there_is_no_reward_model_and_no_pool_for_it():
-    verl = Path(find_spec("verl").origin).parent
+    verl = verl_root() / "verl"
     reward = OmegaConf.load(verl / "trainer/config/reward/reward.yaml")
     rollout = OmegaConf.load(verl / "trainer/config/rollout/rollout.yaml")
     assert reward.reward_model.enable is False and reward.reward_model.enable_resource_pool is False
