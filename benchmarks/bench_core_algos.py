@@ -1,10 +1,10 @@
 """core_algos against verl's own functions, side by side in one run: seconds, ratio, peak memory.
 
-    python benchmarks/bench_core_algos.py [--rows 1024] [--width 1024] [--group 8] [--repeat 5] [--only grpo]
+    python benchmarks/bench_core_algos.py [--rows 1024] [--width 1024] [--group 8] [--repeat 9] [--only grpo]
 
 Batch of verl's size: B rows of padded width R in groups of `--group`, lengths uniform in 1..R, one thread.
-Losses are timed forward and backward. A pair is run alternately, so that a busy machine slows both. Prints a
-table and writes benchmarks/results/core_algos.json.
+Losses are timed forward and backward. A pair is run in turns of 30 ms, so that a busy machine slows both. Prints
+a table and writes benchmarks/results/core_algos.json.
 """
 
 import argparse
@@ -35,6 +35,7 @@ from minirl.core_algos import agg_loss, kl, logprob, masked, rollout_correction,
 from minirl.core_algos.advantage import ADV_ESTIMATOR_REGISTRY, estimate_advantage  # noqa: E402
 from minirl.core_algos.policy_loss import POLICY_LOSS_REGISTRY, get_policy_loss_fn  # noqa: E402
 
+ROUND = 0.03  # seconds
 RESULTS = Path(__file__).parent / "results" / "core_algos.json"
 GROUPED = (
     "grpo",
@@ -211,14 +212,18 @@ def backward(fn: Callable, logits: torch.Tensor, *args: torch.Tensor) -> Callabl
 
 
 def seconds(pair: Pair, repeat: int) -> tuple[float, float]:
-    """Medians of the two, run in turn; each once before, unmeasured."""
+    """Medians over `repeat` rounds of the two, in turn. In a round each is called once unmeasured, so that
+    the other has not just emptied the caches, then for `ROUND` seconds of CPU time.
+    """
     times: tuple[list[float], list[float]] = ([], [])
-    for round_ in range(repeat + 1):
+    for _ in range(repeat):
         for fn, collected in zip(pair, times, strict=True):
-            start = time.process_time()
             fn()
-            if round_:
-                collected.append(time.process_time() - start)
+            calls, start = 0, time.process_time()
+            while calls == 0 or time.process_time() - start < ROUND:
+                fn()
+                calls += 1
+            collected.append((time.process_time() - start) / calls)
     return statistics.median(times[0]), statistics.median(times[1])
 
 
@@ -255,7 +260,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--repeat", type=int, default=9)
     parser.add_argument(
         "--only", default="", help="comma-separated: run only what contains one of these words"
     )
@@ -302,7 +307,7 @@ def main() -> None:
             torch=torch.__version__,
             python=platform.python_version(),
             threads=1,
-            clock="process time, median",
+            clock="process time, median of rounds",
         )
         RESULTS.write_text(json.dumps(dict(setting=what, results=rows), indent=1) + "\n", encoding="utf-8")
         print(f"written: {RESULTS.relative_to(RESULTS.parent.parent.parent)}")

@@ -36,6 +36,16 @@ def test_whatever_lies_under_a_zero_is_ignored(mask, junk):
     assert reward_to_go(values, mask)[0].tolist() == [3.0, 2.0, 0.0]
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.long, torch.float32], ids=str)
+def test_a_row_value_spread_over_tokens_leaves_plain_zeros_and_the_mask_as_it_was(dtype):
+    mask = torch.tensor([[1, 0], [0, 1]]).to(dtype)
+    before = mask.clone()
+    spread = spread_over_tokens(torch.tensor([-2.0, 3.0]), mask)
+    assert spread.tolist() == [[-2.0, 0.0], [0.0, 3.0]]
+    assert torch.signbit(spread).tolist() == [[True, False], [False, False]]  # no -0.0 to print
+    assert torch.equal(mask, before)
+
+
 def test_a_mask_may_weigh_instead_of_select():
     assert masked_sum(torch.tensor([1.0, 10.0]), torch.tensor([3, 2])) == 23.0
     assert masked_mean(torch.tensor([1.0, 10.0]), torch.tensor([3, 2])) == pytest.approx(4.6)

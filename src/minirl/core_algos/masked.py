@@ -69,8 +69,12 @@ def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tens
 
 
 def spread_over_tokens(row_values: Tensor, response_mask: Tensor) -> Tensor:
-    """[B] -> [B, R]: every generated token of a row gets the row's value, the others 0."""
-    return torch.where(response_mask.bool(), row_values.unsqueeze(-1), 0.0)
+    """[B] -> [B, R]: every generated token of a row gets the row's value, the others 0.
+
+    In place on a copy of the 0/1 mask: at this size a fresh [B, R] costs more than the arithmetic. Adding 0
+    turns the -0.0 that a negative value leaves on masked tokens into 0.
+    """
+    return response_mask.to(row_values.dtype, copy=True).mul_(row_values.unsqueeze(-1)).add_(0.0)
 
 
 def reward_to_go(token_level_rewards: Tensor, response_mask: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ def compute_grpo_passk_outcome_advantage(
     When the best score is shared, nobody gets anything. With 0/1 rewards a group teaches only if exactly one
     answer is right.
     Raises ValueError for a group of one: set rollout.n to at least 2.
-    Paper: https://arxiv.org/abs/2503.19595. Cost: two passes over [B, R] and a sort of B numbers.
+    Paper: https://arxiv.org/abs/2503.19595. Cost: one pass over [B, R] and a sort of B numbers.
     verl: verl.trainer.ppo.core_algos:compute_grpo_passk_outcome_advantage
     """
     scores = token_level_rewards.sum(dim=-1)
@@ -43,7 +43,6 @@ def compute_grpo_passk_outcome_advantage(
     lead = (scores[best] - scores[second]).double()
     if norm_adv_by_std_in_grpo:
         lead = lead / (groups.std(scores)[best] + epsilon)
-    row_advantages = torch.zeros_like(scores)
-    row_advantages[best] = lead.to(scores.dtype)
-    advantages = spread_over_tokens(row_advantages, response_mask)
+    advantages = torch.zeros_like(token_level_rewards)
+    advantages[best] = spread_over_tokens(lead.to(scores.dtype), response_mask.index_select(0, best))
     return advantages, advantages
