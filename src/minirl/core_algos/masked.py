@@ -79,5 +79,5 @@ def spread_over_tokens(row_values: Tensor, response_mask: Tensor) -> Tensor:
 
 def reward_to_go(token_level_rewards: Tensor, response_mask: Tensor) -> Tensor:
     """[B, R]: G_t = Σ_{s≥t} m_s r_s, the undiscounted return from token t on."""
-    kept = torch.where(response_mask.bool(), token_level_rewards, 0.0)
-    return kept.flip(dims=[-1]).cumsum(dim=-1).flip(dims=[-1])
+    reversed_rewards = torch.where(response_mask.bool(), token_level_rewards, 0.0).flip(dims=[-1])
+    return reversed_rewards.cumsum_(dim=-1).flip(dims=[-1])

@@ -20,9 +20,8 @@ def compute_remax_outcome_advantage(
 
     Needs no group and no critic, but n + 1 generations per prompt. As in verl, a masked token before the
     reward keeps G_t in `advantages`; the loss never reads it.
-    Paper: https://arxiv.org/abs/2310.10505. Cost: six passes over [B, R].
+    Paper: https://arxiv.org/abs/2310.10505. Cost: 9 passes over [B, R].
     verl: verl.trainer.ppo.core_algos:compute_remax_outcome_advantage
     """
-    generated = response_mask.bool()
-    returns = reward_to_go(token_level_rewards, generated)
-    return returns - spread_over_tokens(reward_baselines, generated), returns
+    returns = reward_to_go(token_level_rewards, response_mask)
+    return spread_over_tokens(-reward_baselines, response_mask).add_(returns), returns
