@@ -1,16 +1,23 @@
 """Every algorithm that verl's configuration can name, run through the trainer by that name."""
 
+import logging
 import statistics
+import zlib
 
 import numpy as np
 import pytest
+import tiny_run
+import torch
 from runs import QUIET, small
 
 from minirl.config import compose
 from minirl.core_algos.advantage import ADV_ESTIMATOR_REGISTRY
+from minirl.core_algos.advantage.registry import register_adv_est
 from minirl.core_algos.policy_loss import POLICY_LOSS_REGISTRY
+from minirl.core_algos.rollout_correction import PRESETS
+from minirl.protocol import DataProto
 from minirl.reward.gsm8k import compute_score
-from minirl.trainer import PPOTrainer
+from minirl.trainer import PPOTrainer, filter_values
 
 GRPO = "algorithm.adv_estimator=grpo"
 FILTER = "algorithm.filter_groups.enable=True"
@@ -179,8 +186,106 @@ def test_filter_names_the_columns_it_can_use():
             "algorithm.filter_groups.metric=accc",
         )
     )
-    with pytest.raises(ValueError, match=r"metric=accc: choose one of score, seq_reward, acc"):
+    with pytest.raises(ValueError, match=r"metric=accc: choose one of acc, score, reward, seq_reward, seq_f"):
         trainer.fit()
+
+
+def test_a_column_of_compute_score_comes_before_the_rows_reward():
+    columns = {"score": np.array([1.0, 0.0]), "note": np.array(["a", "b"], dtype=object)}
+    rewards = np.array([[0.0, 0.5], [0.0, -0.5]])  # an overlong penalty has lowered both
+    batch = DataProto.from_single_dict({"rm_scores": torch.from_numpy(rewards), **columns})
+    batch.meta_info["reward_extra_keys"] = ["score", "note"]
+    assert filter_values(batch, "score").tolist() == [1.0, 0.0]
+    for metric in ("reward", "seq_reward", "seq_final_reward"):
+        assert filter_values(batch, metric).tolist() == [0.5, -0.5]
+    with pytest.raises(ValueError, match="metric=note: compute_score returned 'a'"):
+        filter_values(batch, "note")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> list[str]:
+    """Overrides of a run with a random model: a quarter of a second a step."""
+    return [*tiny_run.make(tmp_path_factory.mktemp("tiny")), *QUIET, "trainer.total_training_steps=1"]
+
+
+def coin(data_source, solution_str, ground_truth, extra_info):
+    """A score that differs between answers, by no merit of theirs."""
+    number = zlib.crc32(solution_str.encode())
+    return {"score": float(number % 2), "acc": float(number % 2), "short": float(number % 3)}
+
+
+def disagreeing(trainer: PPOTrainer, rows: slice) -> PPOTrainer:
+    """The trainer, with a sampler that claims other log-probs than the actor's for some rows."""
+    generate = trainer._generate_sequences
+
+    def claim(*args):
+        batch = generate(*args)
+        batch.batch["rollout_log_probs"][rows] -= 0.5
+        return batch
+
+    trainer._generate_sequences = claim
+    return trainer
+
+
+def test_data_that_ends_before_a_single_step_is_an_error_and_before_the_last_step_a_warning(tiny, caplog):
+    filtered = [*tiny, GRPO, FILTER, "algorithm.filter_groups.metric=acc"]
+    with pytest.raises(ValueError, match=r"total_epochs=1 is over after 0 of 1 steps \(10 batches drawn\)"):
+        PPOTrainer(compose(filtered), compute_score=lambda **_: 1.0).fit()
+    with caplog.at_level(logging.WARNING, "minirl.trainer"):
+        history = PPOTrainer(
+            compose([*tiny, GRPO, "trainer.total_training_steps=11"]), compute_score=coin
+        ).fit()
+    assert len(history) == 10
+    assert "trainer.total_epochs=1 is over after 10 of 11 steps (10 batches drawn)" in caplog.text
+
+
+def test_gdpo_logs_each_of_its_rewards(tiny):
+    overrides = ["algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[acc,short]"]
+    (step,) = PPOTrainer(compose([*tiny, *overrides]), compute_score=coin).fit()
+    assert 0 < step["gdpo/short/mean"] < 2 and step["gdpo/short/max"] == 2
+    assert step["gdpo/acc/mean"] == pytest.approx(step["critic/score/mean"])
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_trains_on_a_sampler_that_disagrees_about_half_the_rows(tiny, name):
+    preset = PRESETS[name]
+    trainer = PPOTrainer(compose([*tiny, GRPO, *preset.overrides()]), compute_score=coin)
+    (step,) = disagreeing(trainer, slice(0, 4)).fit()
+    where = "actor/rollout_corr" if preset.bypass_mode else "rollout_corr"  # within the loss, or before
+    assert step[f"{where}/kl"] == pytest.approx(-0.25, abs=0.1)
+    assert (f"{where}/rollout_is_mean" in step) == (preset.rollout_is is not None)
+    assert step.get(f"{where}/rollout_rs_masked_fraction", 0) == pytest.approx(
+        0.5 if preset.rollout_rs else 0, abs=0.25
+    )
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "reinforce_plus_plus"])
+def test_a_correction_that_rejects_every_token_is_an_error_with_the_threshold(tiny, estimator):
+    overrides = [*PRESETS["decoupled_k3_rs"].overrides(), f"algorithm.adv_estimator={estimator}"]
+    trainer = PPOTrainer(compose([*tiny, *overrides]), compute_score=coin)
+    with pytest.raises(
+        ValueError, match=r"rollout_rs=seq_mean_k3 with rollout_rs_threshold=0.01 .* step 1: widen it .*-0.5"
+    ):
+        disagreeing(trainer, slice(None)).fit()
+
+
+def test_a_readers_own_estimator_gets_the_configuration_as_in_verl(tiny):
+    seen = []
+
+    @register_adv_est("readers_own_in_verls_manner")
+    def own(token_level_rewards, response_mask, index=None, config=None, **kwargs):
+        seen.append((config.gamma, len(index)))
+        return token_level_rewards * response_mask, token_level_rewards
+
+    overrides = ["algorithm.adv_estimator=readers_own_in_verls_manner", "algorithm.gamma=0.5"]
+    PPOTrainer(compose([*tiny, *overrides]), compute_score=coin).fit()
+    assert seen == [(0.5, 8)]
+
+
+def test_a_second_trainer_may_take_the_configuration_of_the_first_in_bypass_mode(tiny):
+    config = compose([*tiny, GRPO, *PRESETS["bypass_ppo_clip"].overrides()])
+    first, second = (PPOTrainer(config, compute_score=coin).fit()[0] for _ in range(2))
+    assert first["actor/pg_loss"] == second["actor/pg_loss"]
 
 
 @pytest.mark.parametrize("mode, topk", [("k3", 1), ("forward_kl_topk", 4)])

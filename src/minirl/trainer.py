@@ -9,6 +9,7 @@ verl: verl.trainer.ppo.ray_trainer:RayPPOTrainer
 from __future__ import annotations
 
 import functools
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from minirl.core_algos.advantage import estimate_advantage
 from minirl.core_algos.advantage.gdpo import gdpo_component_scores
 from minirl.core_algos.agg_loss import agg_loss
 from minirl.core_algos.kl import apply_kl_penalty, get_kl_controller
+from minirl.core_algos.names import check_names
 from minirl.core_algos.pf_ppo import pf_ppo_indices
 from minirl.core_algos.rollout_correction import (
     compute_rollout_correction_and_rejection_mask,
@@ -36,6 +38,7 @@ from minirl.data.dataset import create_dataloaders
 from minirl.metrics import (
     calculate_debug_metrics,
     compute_data_metrics,
+    compute_gdpo_metrics,
     compute_throughout_metrics,
     compute_timing_metrics,
     compute_variance_proxy_metrics,
@@ -54,6 +57,8 @@ from minirl.workers.critic import CriticWorker
 from minirl.workers.model import load_causal_lm, load_tokenizer
 from minirl.workers.ref import RefWorker
 from minirl.workers.teacher import TeacherWorker
+
+_log = logging.getLogger("minirl.trainer")
 
 
 def _station(name: str) -> Callable:
@@ -97,6 +102,7 @@ class PPOTrainer:
 
     def __init__(self, config: DictConfig, *, compute_score: Callable | None = None) -> None:
         validate(config)
+        check_names(config)
         self.config = config
         torch.set_num_threads(config.minirl.num_threads)
         self.use_critic = need_critic(config)
@@ -113,8 +119,7 @@ class PPOTrainer:
         correction = config.algorithm.rollout_correction
         if correction.bypass_mode:
             # before the workers are built: verl sets this at step 1, after its workers took their copy, and
-            # the
-            # switch never reaches them (verl issue 4912)
+            # the switch never reaches them (verl issue 4912)
             with open_dict(config.actor_rollout_ref.actor.policy_loss) as policy_loss:
                 policy_loss.loss_mode = "bypass_mode"
                 policy_loss.rollout_correction = correction
@@ -204,6 +209,8 @@ class PPOTrainer:
                 break
             self.global_steps += 1
             metrics, timing_raw = {}, {}
+        else:
+            self._data_ended()
         progress.close()
         return self.history
 
@@ -352,6 +359,13 @@ class PPOTrainer:
             batch.batch["response_mask"],
             **correction_options(self.config.algorithm.rollout_correction),
         )
+        if not mask.any():
+            options = self.config.algorithm.rollout_correction
+            raise ValueError(
+                f"algorithm.rollout_correction.rollout_rs={options.rollout_rs} with rollout_rs_threshold="
+                f"{options.rollout_rs_threshold} rejected every token of step {self.global_steps}: widen it "
+                f"(rollout_corr/kl is {corr_metrics['rollout_corr/kl']:.2g})"
+            )
         batch.batch["response_mask"] = mask  # a rejected token is as if it had not been generated
         if weights is not None:
             batch.batch["rollout_is_weights"] = weights
@@ -393,14 +407,29 @@ class PPOTrainer:
                 if self.batches_drawn > drawn:
                     yield epoch, batch_dict
 
+    def _data_ended(self) -> None:
+        """Say that the data gave out before the last step; verl ends such a run without a word.
+
+        Raises:
+            ValueError: not one step was made.
+        """
+        done = self.global_steps - 1
+        message = (
+            f"trainer.total_epochs={self.config.trainer.total_epochs} is over after {done} of "
+            f"{self.total_training_steps} steps ({self.batches_drawn} batches drawn): raise it"
+        )
+        if self.config.algorithm.filter_groups.enable:
+            message += ", or choose a filter_groups.metric in which more groups differ"
+        if done == 0:
+            raise ValueError(message)
+        _log.warning(message)
+
     def _filter_groups(self, batch: DataProto, metrics: dict) -> DataProto | None:
         """DAPO's dynamic sampling: keep the groups whose responses differ in `filter_groups.metric`.
 
         A group of equal scores has advantages 0 and teaches nothing. Returns a full batch, or None while
-        there
-        are fewer than `train_batch_size` groups. verl 0.8.0 has the option but its trainer does not read
-        it; the
-        loop is in the verl-recipe repository (RayDAPOTrainer), and native from 0.9 on.
+        there are fewer than `train_batch_size` groups. verl 0.8.0 has the option but its trainer does not
+        read it; the loop is in the verl-recipe repository (RayDAPOTrainer), and native from 0.9 on.
 
         Raises:
             ValueError: `max_num_gen_batches` batches did not give enough groups.
@@ -479,8 +508,11 @@ class PPOTrainer:
 
     def _batch_metrics(self, batch: DataProto, metrics: dict, timing_raw: dict) -> dict[str, float]:
         ranks = self.actor_wg.world_size
+        algorithm = self.config.algorithm
+        components = algorithm.gdpo_reward_keys if algorithm.adv_estimator == "gdpo" else []
         return {
             **compute_data_metrics(batch, use_critic=self.use_critic),
+            **compute_gdpo_metrics(batch, components),
             **compute_timing_metrics(batch, timing_raw),
             **compute_throughout_metrics(batch, timing_raw, n_gpus=ranks),
             **compute_variance_proxy_metrics(batch, gradient_norm=metrics.get("actor/grad_norm")),
@@ -534,19 +566,27 @@ class PPOTrainer:
 
 
 def filter_values(batch: DataProto, metric: str) -> np.ndarray:
-    """[B]: what a group must differ in to be kept: a column that compute_score returned, or the row's score.
+    """[B]: what a group must differ in to be kept: a column that compute_score returned, or the row's reward.
 
-    `acc` is the usual choice: a shaped score differs even where all answers are wrong.
+    `acc` is the usual choice: a shaped score differs even where all answers are wrong. `reward` is verl
+    0.9's name, the two `seq_` are the recipe's; `score` is the row's reward where there is no such column.
 
     Raises:
-        ValueError: no such column.
+        ValueError: no such column, or one that holds no numbers.
     """
-    if metric in ("score", "seq_reward"):
+    key, columns = f"algorithm.filter_groups.metric={metric}", batch.meta_info["reward_extra_keys"]
+    rewards = ("score", "reward", "seq_reward", "seq_final_reward")
+    if metric not in columns and metric not in rewards:
+        raise ValueError(f"{key}: choose one of {', '.join(dict.fromkeys([*columns, *rewards]))}")
+    if metric not in columns:
         return batch.batch["rm_scores"].sum(-1).numpy()
-    if metric not in batch.non_tensor_batch:
-        known = ["score", "seq_reward", *batch.meta_info["reward_extra_keys"]]
-        raise ValueError(f"algorithm.filter_groups.metric={metric}: choose one of {', '.join(known)}")
-    return np.asarray(batch.non_tensor_batch[metric], dtype=np.float64)
+    try:
+        return np.asarray(batch.non_tensor_batch[metric], dtype=np.float64)
+    except (TypeError, ValueError):
+        value = batch.non_tensor_batch[metric].tolist()[0]
+        raise ValueError(
+            f"{key}: compute_score returned {value!r} there, and only numbers can differ"
+        ) from None
 
 
 def compute_advantage(batch: DataProto, algorithm: DictConfig, *, seed: int = 0) -> DataProto:
@@ -572,6 +612,7 @@ def compute_advantage(batch: DataProto, algorithm: DictConfig, *, seed: int = 0)
         lam=algorithm.lam,
         norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
         gdpo_reward_weights=algorithm.gdpo_reward_weights,
+        config=algorithm,  # for a reader's own estimator, written in verl's manner
         **optional,
     )
     batch.batch["advantages"] = advantages

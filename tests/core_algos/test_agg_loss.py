@@ -72,8 +72,17 @@ def test_a_long_row_weighs_more_under_token_mean_and_the_same_under_seq_mean():
 
 
 @pytest.mark.parametrize("mode", LOSS_AGG_MODES)
-def test_a_batch_without_a_token_has_loss_zero(mode):
-    assert agg_loss(LOSSES, torch.zeros_like(MASK), mode) == 0.0
+@pytest.mark.parametrize("info", [{}, dict(batch_num_tokens=0, global_batch_size=3)])
+def test_a_batch_without_a_token_has_loss_zero(mode, info):
+    assert agg_loss(LOSSES, torch.zeros_like(MASK), mode, **info) == 0.0
+
+
+def test_a_row_that_was_rejected_still_counts_among_the_mini_batchs_rows_but_not_its_tokens():
+    rejected = torch.tensor([[1, 1, 1], [0, 0, 0]])
+    ones = torch.ones(2, 3)
+    assert agg_loss(ones, rejected, "seq-mean-token-mean", global_batch_size=2) == 0.5
+    assert agg_loss(ones, rejected, "seq-mean-token-mean") == 1.0  # alone, only non-empty rows are counted
+    assert agg_loss(ones, rejected, "token-mean", batch_num_tokens=3) == 1.0
 
 
 def test_the_global_counts_are_demanded_on_several_ranks():

@@ -139,6 +139,22 @@ def test_a_batch_without_a_token_is_no_error():
         torch.ones(1, 3), torch.zeros(1, 3), config=config(), loss_agg_mode="token-mean"
     )
     assert loss.item() == 0.0 and metrics == {}
+    topk = forward_kl_topk(torch.zeros(1, 3, 4), torch.zeros(1, 3, 2), torch.zeros(1, 3, 2, dtype=torch.long))
+    assert topk_metrics(topk, torch.zeros(1, 3), 2) == {}
+
+
+def test_both_forms_are_divided_by_the_tokens_of_the_mini_batch():
+    log_prob = torch.full((2, 2), -1.0)
+    distance, mask = torch.tensor([[4.0, 0.0], [0.0, 8.0]]), torch.ones(2, 2)
+    for options in ({}, dict(loss_mode="k1", use_policy_gradient=True)):
+        halves = [
+            distillation_loss(
+                distance[row], mask[row], config=config(**options), loss_agg_mode="token-mean",
+                log_prob=log_prob[row], old_log_prob=log_prob[row], batch_num_tokens=4,
+            )[0]
+            for row in (slice(0, 1), slice(1, 2))
+        ]  # fmt: skip
+        assert sum(halves).item() == pytest.approx(12 / 4), options
 
 
 def test_the_task_loss_is_added_only_on_demand():

@@ -192,6 +192,15 @@ def test_dapo_refuses_a_buffer_that_cannot_work(kwargs, match):
         dapo(**kwargs)
 
 
+def test_the_overlong_penalty_is_refused_where_no_manager_reads_it():
+    kwargs = {"overlong_buffer_cfg": {"enable": True, "len": 4, "penalty_factor": 1.0}, "max_resp_len": 8}
+    config = OmegaConf.merge(CONFIG, {"reward": {"reward_kwargs": kwargs}})
+    with pytest.raises(ValueError, match="set reward.reward_manager.name=dapo, it is naive"):
+        load_reward_manager(config, CharTokenizer())
+    config.reward.reward_kwargs.overlong_buffer_cfg.enable = False
+    load_reward_manager(config, CharTokenizer())
+
+
 def test_gdpo_manager_passes_the_experiment_name():
     seen = []
     GDPORewardManager(CONFIG, CharTokenizer(), lambda **kw: seen.append(kw) or 0.0)(make_batch(["a"]))

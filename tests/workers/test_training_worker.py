@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from workers import tiny
 
 from minirl.config import compose
+from minirl.core_algos.agg_loss import LOSS_AGG_MODES
 from minirl.single_controller.decorator import Dispatch, register
 from minirl.single_controller.local import LocalWorkerGroup
 from minirl.workers.losses import ppo_loss, value_loss
@@ -53,9 +54,7 @@ def weights(worker: TrainingWorker) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("make", [make_actor, make_critic])
-@pytest.mark.parametrize(
-    "mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-)
+@pytest.mark.parametrize("mode", LOSS_AGG_MODES)
 @pytest.mark.parametrize("micro", [{"micro_batch_size": 1}, {"micro_batch_size": 2}, {"max_token_len": 30}])
 def test_micro_batch_size_changes_memory_and_nothing_else(make, mode, micro):
     whole, cut = make(mode), make(mode, **micro)
@@ -114,6 +113,17 @@ def test_non_finite_loss_stops_before_the_weights_change_and_names_the_key(key):
     before = weights(worker)
     with pytest.raises(FloatingPointError, match=f"step 3.*{key}.*1"):
         worker.train_mini_batch(batch)
+    assert torch.equal(weights(worker), before)
+
+
+@pytest.mark.parametrize("mode", LOSS_AGG_MODES)
+def test_a_mini_batch_without_a_token_leaves_the_weights_alone_whatever_adam_remembers(mode):
+    worker, batch = make_actor(mode=mode), tiny.batch()
+    worker.train_mini_batch(batch)  # now the optimizer has momentum
+    before = weights(worker)
+    batch.batch["response_mask"] = torch.zeros_like(batch.batch["response_mask"])
+    metrics = worker.train_mini_batch(batch)
+    assert metrics["actor/pg_loss"] == [0.0] * 4 and metrics["grad_norm"] == [0.0] * 4
     assert torch.equal(weights(worker), before)
 
 

@@ -57,9 +57,22 @@ def compose(overrides: Sequence[str] = (), *, check: bool = True) -> DictConfig:
     others = [name for name in _names(config.trainer.logger) if name != "console"]
     if others:
         _log.warning(f"trainer.logger: minirl logs to the console only, ignored: {', '.join(others)}")
+    _warn_of_unread_clip(config, known.applied)
     if check:
         validate(config)
     return config
+
+
+def _warn_of_unread_clip(config: DictConfig, applied: Sequence[str]) -> None:
+    """verl's yaml sets clip_ratio_low and _high: there clip_ratio alone changes nothing, without a word."""
+    key, actor = "actor_rollout_ref.actor.clip_ratio", config.actor_rollout_ref.actor
+    given = any(item.startswith(f"++{key}=") for item in applied)
+    read = (actor.clip_ratio_low, actor.clip_ratio_high)
+    if given and None not in read and actor.clip_ratio not in read:
+        _log.warning(
+            f"{key}={actor.clip_ratio} is not read, as {key}_low={read[0]} and {key}_high={read[1]} are set: "
+            "change those two"
+        )
 
 
 def _names(value: str | Sequence[str]) -> list[str]:

@@ -24,6 +24,8 @@ MOVED = {
     "reward_model.reward_manager": "reward.reward_manager.name",
 }
 
+_BOUNDS = tuple(f"algorithm.rollout_correction.rollout_{kind}_threshold" for kind in ("is", "rs"))
+
 
 @dataclass(frozen=True)
 class Overrides:
@@ -80,7 +82,10 @@ def _parse(text: str) -> tuple[str, str]:
         ) from error
     if override.is_sweep_override():
         raise ValueError(f"{text}: one value is needed, not a sweep; a list is written [a,b]")
-    return override.key_or_group, text.partition("=")[2]
+    key, value = override.key_or_group, text.partition("=")[2]
+    if key in _BOUNDS and "_" in value and isinstance(override.value(), int | float):
+        value = f"'{value}'"  # "0.5_5" is two bounds; to Hydra, and so to verl, it is the number 0.55
+    return key, value
 
 
 def _contains(key: str) -> bool:
@@ -161,6 +166,10 @@ def _effects() -> dict[str, str]:
 
 
 def _unknown(key: str) -> str:
+    if key.startswith("distillation.teacher_models."):
+        return (
+            f"unknown key {key}: minirl has one teacher, distillation.teacher_models.teacher_model.model_path"
+        )
     mine = sorted(minirl_keys())
     last = key.rpartition(".")[2]
     near = difflib.get_close_matches(key, sorted(minirl_keys() | verl_keys()), n=1, cutoff=0.75)

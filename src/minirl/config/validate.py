@@ -10,7 +10,15 @@ from collections.abc import Iterable
 
 from omegaconf import DictConfig
 
-_LOSS_AGG_MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+from minirl.config.algorithms import check_algorithms
+
+_LOSS_AGG_MODES = (
+    "token-mean",
+    "token-sum",  # from verl 0.9.1
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+)
 _STRATEGIES = ("ddp", "fsdp", "fsdp2")
 _DTYPES = ("float32", "bfloat16")  # float16 needs its loss scaled, which no worker does
 _CHOICES = {
@@ -111,7 +119,7 @@ def validate(config: DictConfig) -> None:
         _check_update("critic", config.critic, config, ranks)
     _check_sampling(config)
     _check_service(config)
-    _check_algorithm(config)
+    check_algorithms(config, has_critic=need_critic(config))
     if config.trainer.resume_mode == "resume_path" and not config.trainer.resume_from_path:
         raise ValueError("trainer.resume_mode=resume_path needs trainer.resume_from_path=<checkpoint folder>")
 
@@ -249,26 +257,4 @@ def _check_sampling(config: DictConfig) -> None:
         raise ValueError(
             f"actor_rollout_ref.rollout.gpu_memory_utilization={rollout.gpu_memory_utilization}: "
             "a share of the GPU's memory, above 0 and at most 1"
-        )
-
-
-def _check_algorithm(config: DictConfig) -> None:
-    correction = config.algorithm.rollout_correction
-    corrects = correction.rollout_is or correction.rollout_rs or correction.bypass_mode
-    if corrects and not config.actor_rollout_ref.rollout.calculate_log_probs:
-        raise ValueError(
-            "algorithm.rollout_correction compares with the rollout's log-probs: "
-            "set actor_rollout_ref.rollout.calculate_log_probs=true"
-        )
-    if correction.rollout_rs and correction.rollout_rs_threshold is None:
-        raise ValueError(
-            f"algorithm.rollout_correction.rollout_rs={correction.rollout_rs} needs rollout_rs_threshold"
-        )
-    if config.algorithm.adv_estimator == "gdpo" and not config.algorithm.gdpo_reward_keys:
-        raise ValueError("algorithm.adv_estimator=gdpo needs algorithm.gdpo_reward_keys, e.g. [format,acc]")
-    if config.algorithm.filter_groups.enable and not config.algorithm.filter_groups.metric:
-        raise ValueError("algorithm.filter_groups.enable=true needs algorithm.filter_groups.metric, e.g. acc")
-    if config.distillation.enabled and not config.distillation.teacher_models.teacher_model.model_path:
-        raise ValueError(
-            "distillation.enabled=true needs distillation.teacher_models.teacher_model.model_path"
         )

@@ -62,6 +62,8 @@ def agg_loss(
         if batch_num_tokens is None:
             _needs_one_rank(dp_size, "batch_num_tokens")
             batch_num_tokens = count(loss_mask).clamp(min=1)
+        elif batch_num_tokens == 0:  # rollout correction has rejected the whole mini-batch
+            batch_num_tokens = 1
         return masked_sum(loss_mat, loss_mask) / batch_num_tokens * dp_size
 
     lengths = count(loss_mask, axis=-1)

@@ -93,6 +93,23 @@ class DistillationClip:
     clip_ratio_c: float = 3.0
 
 
+def check_form(config: Any) -> None:
+    """Raise ValueError for a `loss_mode` that does not exist, or that the chosen form cannot train with.
+
+    `config` is distillation.distillation_loss.
+    """
+    DISTILLATION_LOSS_REGISTRY.find(config.loss_mode)
+    if config.policy_loss_mode != "vanilla":
+        raise ValueError(
+            f"distillation.distillation_loss.policy_loss_mode must be vanilla, got {config.policy_loss_mode}"
+        )
+    if not config.use_policy_gradient and config.loss_mode in TEACHER_FREE_GRADIENT:
+        raise ValueError(
+            f"distillation.distillation_loss.loss_mode={config.loss_mode} has a gradient without the teacher "
+            "in it. Set use_policy_gradient=True, or loss_mode=k3"
+        )
+
+
 def distillation_loss(
     distillation_losses: Tensor,
     response_mask: Tensor,
@@ -114,15 +131,7 @@ def distillation_loss(
     does not contain the teacher. Also for a policy_loss_mode other than vanilla.
     Paper: https://arxiv.org/abs/2306.13649. verl: verl.trainer.distillation.losses:distillation_loss
     """
-    if config.policy_loss_mode != "vanilla":
-        raise ValueError(
-            f"distillation.distillation_loss.policy_loss_mode must be vanilla, got {config.policy_loss_mode}"
-        )
-    if not config.use_policy_gradient and config.loss_mode in TEACHER_FREE_GRADIENT:
-        raise ValueError(
-            f"distillation.distillation_loss.loss_mode={config.loss_mode} has a gradient without the teacher "
-            "in it. Set use_policy_gradient=True, or loss_mode=k3"
-        )
+    check_form(config)
     metrics = distillation_metrics(distillation_losses, response_mask)
     if config.loss_max_clamp is not None:
         distillation_losses = distillation_losses.clamp(-config.loss_max_clamp, config.loss_max_clamp)
@@ -168,6 +177,8 @@ def topk_metrics(topk: TopK, response_mask: Tensor, k: int) -> dict[str, float]:
     verl: verl.trainer.distillation.losses:compute_forward_kl_topk
     """
     mask = response_mask.bool()
+    if not mask.any():
+        return {}
     count = topk.overlap_count[mask]
     shared = topk.overlap_token_advantage[mask][count > 0]
     metrics = {

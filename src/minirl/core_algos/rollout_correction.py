@@ -8,7 +8,7 @@ verl: verl.trainer.ppo.rollout_corr_helper:compute_rollout_correction_and_reject
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -50,6 +50,13 @@ class RolloutCorrection:
     rollout_rs_threshold: Threshold | None = None
     bypass_mode: bool = False
     loss_type: str = "ppo_clip"  # in bypass mode: ppo_clip | reinforce
+
+    def overrides(self) -> list[str]:
+        """For `minirl.config.compose`, with the switch that makes the rollout return its log-probs."""
+        return ["actor_rollout_ref.rollout.calculate_log_probs=true"] + [
+            f"algorithm.rollout_correction.{key}={'null' if value is None else value}"
+            for key, value in asdict(self).items()
+        ]
 
 
 def _presets() -> dict[str, RolloutCorrection]:

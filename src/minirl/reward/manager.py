@@ -227,6 +227,12 @@ def load_reward_manager(
         raise ValueError(
             f"reward.reward_manager.name={name}: must be one of {', '.join(REWARD_MANAGER_REGISTRY)}"
         )
+    buffer = config.reward.reward_kwargs.get("overlong_buffer_cfg")
+    if name != "dapo" and buffer is not None and buffer.get("enable"):
+        raise ValueError(
+            "reward.reward_kwargs.overlong_buffer_cfg.enable=true is read by the dapo manager only: "
+            f"set reward.reward_manager.name=dapo, it is {name}"
+        )
     return REWARD_MANAGER_REGISTRY[name](config, tokenizer, compute_score or get_custom_reward_fn(config))
 
 

@@ -53,6 +53,14 @@ def load_causal_lm(path: str, *, dtype: str = "fp32", device: str = "cpu") -> nn
     return AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype]).to(device)
 
 
+def vocab_size(path: str) -> int:
+    """V of a checkpoint: the width of its logits, without loading its weights."""
+    from transformers import AutoConfig
+
+    _check_path(path)
+    return AutoConfig.from_pretrained(path).vocab_size
+
+
 def load_value_model(path: str, *, dtype: str = "fp32", device: str = "cpu") -> nn.Module:
     """A model with one number per token: the critic.
 
@@ -94,7 +102,7 @@ def _no_progress_bars() -> None:
 def _check_path(path: str) -> None:
     looks_local = path.startswith((".", "/", "~")) or Path(path).parts[0] == "data"
     if looks_local and not Path(path).expanduser().exists():
-        raise ValueError(f"model.path: no such folder: {path}")
+        raise ValueError(f"no such model folder: {path}")
 
 
 def _cut(batch: DataProto) -> tuple[dict[str, Tensor], int]:

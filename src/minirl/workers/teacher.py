@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from minirl.core_algos.distillation import uses_topk
 from minirl.protocol import DataProto
 from minirl.single_controller.decorator import Dispatch, register
-from minirl.workers.model import forward_log_probs, load_causal_lm
+from minirl.workers.model import forward_log_probs, load_causal_lm, load_tokenizer, vocab_size
 from minirl.workers.process_group import ProcessGroup
 from minirl.workers.training_worker import TrainingWorker
 
@@ -23,7 +23,7 @@ class TeacherWorker(TrainingWorker):
     """Args: config is the whole configuration.
 
     Raises:
-        ValueError: `topk` is more than the teacher's vocabulary.
+        ValueError: the teacher cannot read the student's tokens, or has fewer than `topk` of them.
     """
 
     def __init__(self, config: DictConfig, *, device: str = "cpu", group: ProcessGroup | None = None) -> None:
@@ -32,10 +32,19 @@ class TeacherWorker(TrainingWorker):
         self.topk = options.topk if uses_topk(options.loss_mode) else 0
         ref = config.actor_rollout_ref.ref
         module = load_causal_lm(path, dtype=ref.fsdp_config.model_dtype, device=device)
-        if self.topk > module.config.vocab_size:
+        model, size = config.actor_rollout_ref.model, module.config.vocab_size
+        words = len(load_tokenizer(model.tokenizer_path or model.path))
+        if size < words:
             raise ValueError(
-                f"distillation.distillation_loss.topk={self.topk} is more than the teacher's vocabulary of "
-                f"{module.config.vocab_size} tokens"
+                f"distillation.teacher_models.teacher_model.model_path={path} knows {size} tokens, the "
+                f"student's tokenizer {words}: choose a teacher that shares it"
+            )
+        # models of one tokenizer may be padded to different sizes; the student has no logits for the rest
+        self.vocab_size = min(size, vocab_size(model.path))
+        if self.topk > self.vocab_size:
+            raise ValueError(
+                f"distillation.distillation_loss.topk={self.topk} is more than the {self.vocab_size} tokens "
+                "that teacher and student share"
             )
         super().__init__(
             module.requires_grad_(False),
@@ -52,7 +61,7 @@ class TeacherWorker(TrainingWorker):
         out = forward_log_probs(module, data, temperature=1.0, keep_logits=self.topk > 0)
         if not self.topk:
             return {"logprobs": out["log_probs"][..., None], "ids": data.batch["responses"][..., None].int()}
-        best = out["logits"].float().log_softmax(-1).topk(self.topk, dim=-1)
+        best = out["logits"].float().log_softmax(-1)[..., : self.vocab_size].topk(self.topk, dim=-1)
         room = (0, 0, 0, data.batch["responses"].shape[1] - best.values.shape[1])
         return {
             "logprobs": nn.functional.pad(best.values, room),

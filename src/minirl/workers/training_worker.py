@@ -122,8 +122,8 @@ class TrainingWorker:
         """One optimizer step on one mini-batch, its gradient gathered over micro-batches and ranks.
 
         Every micro-batch's loss is divided by counts of the *whole* mini-batch over *all* ranks, so how the
-        batch is
-        cut changes memory and nothing else.
+        batch is cut changes memory and nothing else. A mini-batch without a single token (rollout correction
+        may reject all of them) leaves the weights alone: no step by Adam's momentum.
 
         Raises:
             FloatingPointError: a loss or gradient is not finite; the weights have not been changed.
@@ -149,7 +149,8 @@ class TrainingWorker:
         grad_norm = whole(torch.nn.utils.clip_grad_norm_(self.parameters, max_norm=self.clip_grad))
         if not torch.isfinite(grad_norm):
             raise FloatingPointError(self._blame(grad_norm, data))
-        self.optimizer.step()
+        if tokens > 0:
+            self.optimizer.step()
 
         # micro-batches become one number per step: a sum for shares of a loss, a mean for fractions
         metrics = {k: v.aggregate() if isinstance(v, Metric) else v for k, v in metrics.items()}

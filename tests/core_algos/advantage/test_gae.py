@@ -74,6 +74,17 @@ def test_a_reward_on_a_masked_token_is_lost():
     assert returns[0, [0, 2]].tolist() == [1.0, 1.0]
 
 
+def test_under_the_masks_zeros_stand_leftovers_that_no_loss_reads():
+    mask = torch.tensor([[1, 1, 0, 0]])
+    values = torch.tensor([[0.0, 1.0, -1e4, 0.0]])
+    rewards = torch.tensor([[0.0, 2.0, 0.0, 0.0]])
+    advantages, _ = compute_gae_advantage_return(rewards, values, mask, gamma=1.0, lam=0.5)
+    assert advantages[0, 2] != 0  # as in verl: whitening moves them too, and nothing sets them back to 0
+    values[0, 2:] = 7.0
+    again, _ = compute_gae_advantage_return(rewards, values, mask, gamma=1.0, lam=0.5)
+    assert torch.equal(again[0, :2], advantages[0, :2])
+
+
 def test_the_values_get_no_gradient():
     values = torch.zeros(1, 3, requires_grad=True)
     advantages, returns = compute_gae_advantage_return(

@@ -44,6 +44,31 @@ def test_opo_of_a_group_of_empty_responses_is_zero():
     assert (advantages == 0).all()
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("grpo", 3 / (1 + 1e-6)),
+        ("grpo_vectorized", 3 / (1 + 1e-6)),
+        ("rloo", 3.0),
+        ("rloo_vectorized", 0.0),
+        ("opo", 3.0),
+        ("gpg", 4 / 3 * 3.0),
+    ],
+)
+def test_a_row_alone_keeps_its_score_except_in_rloo_vectorized(name, expected):
+    rows = rows_of(adv.get_adv_estimator_fn(name)(REWARDS, MASK, INDEX))
+    assert rows[3] == pytest.approx(expected)
+
+
+def test_a_row_alone_is_not_centred_before_reinforce_plus_plus_baseline_whitens():
+    of_four = torch.tensor([0.0, 0.0, 0.0, 3.0])  # three equal scores, and one that is alone
+    rewards = of_four[:, None] * torch.tensor([[0.0, 0.0, 1.0]])
+    index = np.array(["a", "a", "a", "b"], dtype=object)
+    rows = adv.compute_reinforce_plus_plus_baseline_outcome_advantage(rewards, torch.ones(4, 3), index)[0]
+    spread = (12 * (3 / 4) * (1 / 4) * 9 / 11) ** 0.5  # unbiased, over 12 tokens: a quarter 3, the others 0
+    assert rows[:, 0].tolist() == pytest.approx([-0.75 / spread] * 3 + [2.25 / spread])
+
+
 def test_gpg_rescales_by_the_share_of_rows_that_scored():
     alpha = 4 / 3  # one row of four scored 0
     expected = [alpha * 0.0, alpha * -1.0, alpha * 1.0, alpha * 3.0]

@@ -5,18 +5,40 @@ rollout_is_weights, **global_batch_info) -> (scalar loss, metrics).
 verl: verl.trainer.ppo.core_algos:register_policy_loss, get_policy_loss_fn
 """
 
+import inspect
 from collections.abc import Callable
-from typing import Unpack
+from enum import Enum
+from typing import TypeVar, Unpack
 
 from torch import Tensor
 
 from minirl.core_algos.agg_loss import GlobalBatchInfo, agg_loss
 from minirl.core_algos.registry import Registry
 
+F = TypeVar("F", bound=Callable)
 PolicyLoss = tuple[Tensor, dict[str, float]]
 
-POLICY_LOSS_REGISTRY = Registry("policy loss", "actor.policy_loss.loss_mode")
-register_policy_loss = POLICY_LOSS_REGISTRY.register
+POLICY_LOSS_REGISTRY = Registry("policy loss", "actor_rollout_ref.actor.policy_loss.loss_mode")
+
+
+def register_policy_loss(*names: str | Enum) -> Callable[[F], F]:
+    """Decorator that files a policy loss under each of `names`.
+
+    Raises ValueError when a name is taken, or when the function cannot be told the sizes of the mini-batch:
+    verl leaves them in `config.global_batch_info`, here they are arguments.
+    """
+
+    def decorator(fn: F) -> F:
+        parameters = inspect.signature(fn).parameters.values()
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        if not takes_all and not GlobalBatchInfo.__annotations__.keys() <= {p.name for p in parameters}:
+            raise ValueError(
+                f"policy loss {fn.__name__}: add **global_batch_info to its arguments and hand it on to "
+                "agg_loss; without the sizes of the mini-batch the loss would depend on how that is split"
+            )
+        return POLICY_LOSS_REGISTRY.register(*names)(fn)
+
+    return decorator
 
 
 def get_policy_loss_fn(name: str) -> Callable[..., PolicyLoss]:
