@@ -607,7 +607,7 @@ def compute_advantage(batch: DataProto, algorithm: DictConfig, *, seed: int = 0)
         algorithm.adv_estimator,
         token_level_rewards=tensors["token_level_rewards"],
         response_mask=tensors["response_mask"],
-        index=batch.non_tensor_batch["uid"],
+        index=batch.non_tensor_batch.get("uid"),
         gamma=algorithm.gamma,
         lam=algorithm.lam,
         norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,

@@ -100,3 +100,24 @@ def test_clip_ratio_alone_is_not_read_and_that_is_said(overrides, warned, caplog
     with caplog.at_level(logging.WARNING, "minirl.config"):
         compose(overrides)
     assert ("clip_ratio=0.1 is not read" in caplog.text) == warned
+
+
+@pytest.mark.parametrize(
+    ("override", "remedy"),
+    [
+        ("algorithm.gdpo_reward_keys=acc", r"gdpo_reward_keys=acc: a list is needed, written \[a,b\]"),
+        (f"{A}.policy_loss=gspo", "policy_loss=gspo: this is a section of keys: set one of them"),
+        (f"{C}=null", "rollout_correction=null: it cannot be null"),
+        (f"{C}.rollout_rs=token_k1,token_k2", "one value is needed, .*a text with commas \"'a,b'\""),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_answered_with_the_right_one(override, remedy):
+    with pytest.raises(ValueError, match=remedy):
+        compose([override])
+
+
+def test_several_rejections_are_one_quoted_text():
+    config = compose(
+        [f"{C}.rollout_rs='token_k1,token_k2'", f"{C}.rollout_rs_threshold='0.5_2,0.1'"], check=False
+    )
+    assert config.algorithm.rollout_correction.rollout_rs_threshold == "0.5_2,0.1"

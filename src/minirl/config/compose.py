@@ -96,9 +96,18 @@ def defaults() -> DictConfig:
     return _typed(OmegaConf.load(_HERE / "ppo_trainer.yaml"))
 
 
+# part of OmegaConf's message, which speaks of its classes -> what the user can do
+_PLAIN = {
+    "is not a ListConfig": "a list is needed, written [a,b]",
+    "is not a subclass of": "this is a section of keys: set one of them",
+    "is not Optional": "it cannot be null",
+}
+
+
 def _one_line(error: Exception, applied: Sequence[str]) -> str:
     key = getattr(error, "full_key", None)
     message = str(error).splitlines()[0]
+    message = next((plain for theirs, plain in _PLAIN.items() if theirs in message), message)
     given = [item for item in applied if key and item.lstrip("+").partition("=")[0] == key]
     if given:
         return f"{given[-1].lstrip('+')}: {message}"

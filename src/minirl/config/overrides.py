@@ -81,7 +81,9 @@ def _parse(text: str) -> tuple[str, str]:
             f"{text}: not a valid override ({detail}); quote values with spaces or commas"
         ) from error
     if override.is_sweep_override():
-        raise ValueError(f"{text}: one value is needed, not a sweep; a list is written [a,b]")
+        raise ValueError(
+            f"{text}: one value is needed, not a sweep; a list is written [a,b], a text with commas \"'a,b'\""
+        )
     key, value = override.key_or_group, text.partition("=")[2]
     if key in _BOUNDS and "_" in value and isinstance(override.value(), int | float):
         value = f"'{value}'"  # "0.5_5" is two bounds; to Hydra, and so to verl, it is the number 0.55
