@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from minirl import checkpoint
 from minirl.balance import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
-from minirl.config import need_critic, need_reference_policy, validate
+from minirl.config import apply_bypass_mode, need_critic, need_reference_policy, validate
 from minirl.core_algos.advantage import estimate_advantage
 from minirl.core_algos.advantage.gdpo import gdpo_component_scores
 from minirl.core_algos.agg_loss import agg_loss
@@ -116,13 +116,8 @@ class PPOTrainer:
         )
         for optim in (config.actor_rollout_ref.actor.optim, config.critic.optim):
             optim.total_training_steps = self.total_training_steps
-        correction = config.algorithm.rollout_correction
-        if correction.bypass_mode:
-            # before the workers are built: verl sets this at step 1, after its workers took their copy, and
-            # the switch never reaches them (verl issue 4912)
-            with open_dict(config.actor_rollout_ref.actor.policy_loss) as policy_loss:
-                policy_loss.loss_mode = "bypass_mode"
-                policy_loss.rollout_correction = correction
+        if config.algorithm.rollout_correction.bypass_mode:
+            apply_bypass_mode(config)  # before the workers take their copy
         self.reward_manager = load_reward_manager(config, self.tokenizer, compute_score=compute_score)
         self.kl_ctrl_in_reward = get_kl_controller(config.algorithm.kl_ctrl)
         self.global_steps = 0

@@ -5,8 +5,17 @@ simplified: one yaml; verl composes about thirty (actor, critic, engine, ...), s
 verl: verl.trainer.main_ppo:main
 """
 
+from minirl.config.algorithms import apply_bypass_mode
 from minirl.config.compose import compose
 from minirl.config.overrides import Overrides, sort_overrides
 from minirl.config.validate import need_critic, need_reference_policy, validate
 
-__all__ = ["Overrides", "compose", "need_critic", "need_reference_policy", "sort_overrides", "validate"]
+__all__ = [
+    "Overrides",
+    "apply_bypass_mode",
+    "compose",
+    "need_critic",
+    "need_reference_policy",
+    "sort_overrides",
+    "validate",
+]

@@ -5,7 +5,7 @@ Names of formulas are not looked at here: `minirl.core_algos.names` knows them, 
 verl: none. It notices most of these in the first step, and some never
 """
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 _ACTOR, _CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
 _LOSS, _DISTILL = f"{_ACTOR}.policy_loss", "distillation.distillation_loss"
@@ -43,6 +43,18 @@ def check_algorithms(config: DictConfig, *, has_critic: bool) -> None:
     _check_filter(config)
     if config.distillation.enabled:
         _check_distillation(config)
+
+
+def apply_bypass_mode(config: DictConfig) -> None:
+    """Choose bypass mode's loss for the actor, and lay the correction's options where that loss reads them.
+
+    The trainer calls it before it builds workers. verl does so in step 1, when its workers have long taken
+    their copy, and the switch never reaches them (verl issue 4912).
+    verl: verl.trainer.ppo.rollout_corr_helper:apply_bypass_mode
+    """
+    with open_dict(config.actor_rollout_ref.actor.policy_loss) as policy_loss:
+        policy_loss.loss_mode = "bypass_mode"
+        policy_loss.rollout_correction = config.algorithm.rollout_correction
 
 
 def _check_ranges(config: DictConfig) -> None:

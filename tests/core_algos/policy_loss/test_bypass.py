@@ -3,12 +3,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from minirl.config import apply_bypass_mode, compose
 from minirl.core_algos.policy_loss import (
     compute_policy_loss_bypass_mode,
     compute_policy_loss_reinforce,
     compute_policy_loss_vanilla,
+    get_policy_loss_fn,
 )
-from minirl.core_algos.rollout_correction import RolloutCorrection
+from minirl.core_algos.rollout_correction import PRESETS, RolloutCorrection
 
 ROLLOUT = torch.full((2, 2), -1.0)
 NEW = ROLLOUT + torch.log(torch.tensor([[1.0, 4.0], [0.5, 1.0]]))
@@ -57,6 +59,18 @@ def test_rejected_tokens_leave_the_loss_and_its_denominator():
     kept = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     torch.testing.assert_close(gradient, -ADVANTAGES * kept / 2)
     assert metrics["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(0.5)
+
+
+def test_the_composed_configuration_serves_the_loss_once_bypass_mode_is_applied():
+    config = compose(PRESETS["bypass_ppo_clip"].overrides())
+    apply_bypass_mode(config)
+    actor = config.actor_rollout_ref.actor
+    old, new = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.1, -1.8]])
+    loss, metrics = get_policy_loss_fn(actor.policy_loss.loss_mode)(
+        old, new, torch.ones(1, 2), torch.ones(1, 2), config=actor
+    )
+    vanilla, _ = compute_policy_loss_vanilla(old, new, torch.ones(1, 2), torch.ones(1, 2), config=actor)
+    assert loss == vanilla and metrics["rollout_corr/kl"] == pytest.approx((0.1 - 0.2) / 2)
 
 
 def test_another_loss_type_is_refused():
