@@ -62,6 +62,7 @@ def verl_config(config: DictConfig) -> DictConfig:
     with open_dict(theirs):
         for key, value in _leaves(OmegaConf.to_container(config, resolve=True)):
             known = OmegaConf.select(theirs, key, default=_leaves) is not _leaves
+            known |= key.startswith("algorithm.gdpo_reward_")  # read, though absent from the yaml
             if known and key not in ("actor_rollout_ref.rollout.name", "actor_rollout_ref.rollout.mode"):
                 OmegaConf.update(theirs, key, value)
         theirs.actor_rollout_ref.rollout.agent.num_workers = 1  # rows need not divide by agent workers

@@ -40,6 +40,13 @@ CASES = {
     ],
     "critic warm-up": ["algorithm.adv_estimator=gae", "trainer.critic_warmup=2"],
     "remax": ["algorithm.adv_estimator=remax"],
+    "gdpo": ["algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[acc]"],
+    "optimal token baseline, importance weights": [
+        "algorithm.adv_estimator=optimal_token_baseline",
+        "actor_rollout_ref.actor.calculate_sum_pi_squared=True",
+        LOG_PROBS,
+        "algorithm.rollout_correction.rollout_is=sequence",
+    ],
     "reinforce_plus_plus": ["algorithm.adv_estimator=reinforce_plus_plus"],
     "seq-mean": [
         "algorithm.adv_estimator=rloo",
