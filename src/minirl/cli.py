@@ -71,11 +71,19 @@ def _explain(argv: list[str]) -> int:
     parser.add_argument("kind", choices=("launch", "log"))
     parser.add_argument("file", metavar="FILE", help="read as text, never run; - is stdin")
     args = parser.parse_args(argv)
-    text = sys.stdin.read() if args.file == "-" else Path(args.file).read_text(encoding="utf-8")
+    text = _text(args.file)
     from minirl.explain import explain_launch, parse_log  # here, as the other commands do not need the tables
 
     print((explain_launch if args.kind == "launch" else parse_log)(text).text())
     return 0
+
+
+def _text(file: str) -> str:
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"not UTF-8 at byte {error.start}"
+        raise ValueError(f"FILE={file} cannot be read ({why}): give a text file, or - for stdin") from None
 
 
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {"config": _config, "trace": _trace, "explain": _explain}

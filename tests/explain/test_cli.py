@@ -17,7 +17,12 @@ def test_explain_log_prints_the_metrics(capsys, tmp_path):
     assert "! 第 1 步 actor/ppo_kl" in capsys.readouterr().out
 
 
-def test_a_missing_file_or_another_kind_is_one_line(capsys, tmp_path):
-    assert main(["explain", "log", str(tmp_path / "no.log")]) == 2
+def test_a_file_that_cannot_be_read_or_another_kind_is_one_line_with_the_remedy(capsys, tmp_path):
+    packed = tmp_path / "run.log.gz"
+    packed.write_bytes(b"\x1f\x8b")
+    for argument, why in ((tmp_path / "no.log", "No such file"), (tmp_path, "directory"), (packed, "byte 1")):
+        assert main(["explain", "log", str(argument)]) == 2
+        err = capsys.readouterr().err
+        assert f"FILE={argument} cannot be read" in err and why in err and err.count("\n") == 1
     assert main(["explain", "poem", "x"]) == 2
-    assert len(capsys.readouterr().err.strip().splitlines()) == 2
+    assert capsys.readouterr().err.count("\n") == 1
