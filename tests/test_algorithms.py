@@ -305,6 +305,34 @@ def test_a_teacher_that_is_the_student_has_nothing_to_teach(mode, topk):
     assert step["actor/distillation/abs_loss"] == pytest.approx(0.0, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [["loss_mode=k3"], ["loss_mode=forward_kl_topk", "topk=8"], ["loss_mode=k1", "use_policy_gradient=True"]],
+)
+def test_a_student_approaches_another_teacher_without_task_rewards(tiny, tmp_path, options):
+    tiny_run.save_model(tmp_path, seed=5, initializer_range=0.5)
+    trainer = PPOTrainer(
+        compose(
+            [
+                *tiny,
+                GRPO,
+                "trainer.total_epochs=2",
+                "trainer.total_training_steps=20",
+                "actor_rollout_ref.actor.optim.lr=1e-2",
+                "distillation.enabled=True",
+                f"distillation.teacher_models.teacher_model.model_path={tmp_path}",
+                *(
+                    f"distillation.distillation_loss.{option}"
+                    for option in ["use_task_rewards=False", *options]
+                ),
+            ]
+        ),
+        compute_score=lambda **_: 0.0,
+    )
+    distances = [step["actor/distillation/abs_loss"] for step in trainer.fit()]
+    assert statistics.mean(distances[-5:]) < 0.8 * statistics.mean(distances[:2]), distances
+
+
 def test_a_teacher_without_a_path_is_refused():
     with pytest.raises(ValueError, match=r"distillation.enabled=true needs .*model_path"):
         PPOTrainer(small("algorithm.adv_estimator=grpo", "distillation.enabled=True"))

@@ -39,7 +39,9 @@ def row(i: int) -> dict:
     }
 
 
-def save_model(folder: Path, pad_token: str | None = "<pad>") -> None:
+def save_model(
+    folder: Path, pad_token: str | None = "<pad>", *, seed: int = 0, initializer_range: float = 0.02
+) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
@@ -63,6 +65,7 @@ def save_model(folder: Path, pad_token: str | None = "<pad>") -> None:
         pad_token_id=0,
         eos_token_id=1,
         bos_token_id=None,
+        initializer_range=initializer_range,
     )
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     Qwen2ForCausalLM(config).save_pretrained(folder)

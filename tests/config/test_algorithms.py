@@ -102,6 +102,13 @@ def test_clip_ratio_alone_is_not_read_and_that_is_said(overrides, warned, caplog
     assert ("clip_ratio=0.1 is not read" in caplog.text) == warned
 
 
+@pytest.mark.parametrize(("form", "warned"), [("true", True), ("false", False)])
+def test_topk_with_the_policy_gradient_is_warned_of_as_in_verl(form, warned, caplog):
+    with caplog.at_level(logging.WARNING, "minirl.config"):
+        compose([*TEACHER, f"{D}.loss_mode=forward_kl_topk", f"{D}.use_policy_gradient={form}"])
+    assert ("moves the sampled token only" in caplog.text) == warned
+
+
 @pytest.mark.parametrize(
     ("override", "remedy"),
     [

@@ -58,6 +58,7 @@ def compose(overrides: Sequence[str] = (), *, check: bool = True) -> DictConfig:
     if others:
         _log.warning(f"trainer.logger: minirl logs to the console only, ignored: {', '.join(others)}")
     _warn_of_unread_clip(config, known.applied)
+    _warn_of_half_read_topk(config)
     if check:
         validate(config)
     return config
@@ -72,6 +73,15 @@ def _warn_of_unread_clip(config: DictConfig, applied: Sequence[str]) -> None:
         _log.warning(
             f"{key}={actor.clip_ratio} is not read, as {key}_low={read[0]} and {key}_high={read[1]} are set: "
             "change those two"
+        )
+
+
+def _warn_of_half_read_topk(config: DictConfig) -> None:
+    options = config.distillation.distillation_loss
+    if config.distillation.enabled and options.use_policy_gradient and options.loss_mode == "forward_kl_topk":
+        _log.warning(
+            "distillation.distillation_loss.use_policy_gradient=true moves the sampled token only: what "
+            "forward_kl_topk knows about the other tokens is lost; set it to false, or loss_mode=k1"
         )
 
 
