@@ -112,6 +112,25 @@ def test_sharded_ranks_train_to_the_numbers_of_virtual_ranks(ray_cluster, tmp_pa
     remote.actor_wg.shutdown()
 
 
+def test_topk_distillation_trains_on_fsdp2_shards_which_the_pin_refuses(ray_cluster):
+    steps = []
+    for placement in ("local", "ray"):
+        config = small(
+            "algorithm.adv_estimator=grpo",
+            "actor_rollout_ref.actor.strategy=fsdp2",
+            "distillation.enabled=True",
+            "distillation.teacher_models.teacher_model.model_path=data/tiny_lm",
+            "distillation.distillation_loss.loss_mode=forward_kl_topk",
+            "distillation.distillation_loss.topk=8",
+            f"minirl.placement={placement}",
+            "trainer.n_gpus_per_node=2",
+            steps=1,
+        )
+        steps += PPOTrainer(config).fit()
+    for key in ("actor/loss", "actor/grad_norm", "actor/distillation/student_mass"):
+        assert steps[1][key] == pytest.approx(steps[0][key], rel=1e-3), key
+
+
 def test_a_run_may_move_to_the_other_placement(ray_cluster, tmp_path):
     options = ["algorithm.adv_estimator=grpo", "trainer.save_freq=1", "trainer.resume_mode=auto"]
     options += [f"trainer.default_local_dir={tmp_path}/run"]
