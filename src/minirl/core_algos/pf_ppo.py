@@ -44,7 +44,8 @@ def pf_ppo_indices(
 ) -> Tensor:
     """[B, R] -> B row numbers drawn with replacement in proportion to `pf_ppo_weights` of the rows' scores.
 
-    Without `generator` torch's global one is drawn from, as in verl.
+    Without `generator` torch's global one is drawn from, as in verl. There `use_pf_ppo` is read with
+    adv_estimator=gae only and ignored without a word otherwise; minirl refuses it.
     Paper: https://arxiv.org/abs/2409.06957. verl: verl.trainer.ppo.core_algos:compute_pf_ppo_reweight_data
     """
     scores = token_level_scores.sum(dim=-1)

@@ -131,6 +131,7 @@ def compute_rollout_correction_and_rejection_mask(
 
     r = π_train / π_rollout = exp(old_log_prob - rollout_log_prob). The weights multiply the token losses
     later on; the returned mask replaces response_mask: a rejected token is as if it had not been generated.
+    But a rejected row still counts among the rows of the seq-mean aggregations, as in verl.
     Both are constants to autograd. Metrics are computed even with everything off.
     Raises ValueError for shapes that differ, an empty mask, or options that make no sense.
     Docs of the pin: docs/algo/rollout_corr.md, rollout_corr_math.md. Cost: some forty passes over [B, R],
