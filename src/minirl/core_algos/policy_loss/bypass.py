@@ -37,7 +37,8 @@ def compute_policy_loss_bypass_mode(
     2. loss_type "ppo_clip": the vanilla loss; its ratio is π_θ/π_rollout already, so no weights.
        loss_type "reinforce": ℓ = -A·log_prob·w with w = sg(π_θ/π_rollout), truncated, from `rollout_is`.
     Saves a forward pass per step (no old_log_probs). Weights and mask are recomputed in every micro-batch,
-    so `batch_num_tokens`, counted before, includes what they reject: as in verl.
+    so `batch_num_tokens`, counted before, includes what they reject, and `rollout_is_batch_normalize` divides
+    by the micro-batch's own mean: its size matters, as in verl.
     `rollout_is_weights` is not read. Metrics: the loss's own, and rollout_corr/*.
     In verl 0.8.0 the switch to this loss never reaches the workers (issue #4912): they keep running vanilla.
     verl: verl.trainer.ppo.core_algos:compute_policy_loss_bypass_mode

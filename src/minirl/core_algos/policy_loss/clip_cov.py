@@ -31,7 +31,8 @@ def compute_policy_loss_clip_cov(
     """ℓ = z·max(-Aρ, -A·clip(ρ)), z = 0 on k random tokens with lb < cov < ub that PPO's clip has not caught.
 
     cov = (A - mean A)(log_prob - mean log_prob) per token, k = max(⌊clip_cov_ratio·Σm⌋, 1). Pushing up what
-    is likely and good already is what shrinks the entropy. Without `generator` the draw is torch's global
+    is likely and good already is what shrinks the entropy. Means and k are the micro-batch's own, so its size
+    matters, as in verl. Without `generator` the draw is torch's global
     one, as in verl. No dual clip. log ρ is held within ±20, which verl forgets here (exp overflows to inf,
     the loss to NaN).
     Config: clip_ratio*, policy_loss.clip_cov_ratio, clip_cov_lb, clip_cov_ub.

@@ -32,6 +32,7 @@ def compute_policy_loss_kl_cov(
 
     Nothing is clipped. log ρ is held within ±20, which verl forgets here. `actor/ppo_kl` is the mean of |log
     ρ|.
+    The choice is made within the micro-batch, so its size matters, as in verl.
     Config: policy_loss.kl_cov_ratio, ppo_kl_coef.
     Paper: https://arxiv.org/abs/2505.22617. verl: verl.trainer.ppo.core_algos:compute_policy_loss_kl_cov
     """
