@@ -123,7 +123,8 @@ class TrainingWorker:
 
         Every micro-batch's loss is divided by counts of the *whole* mini-batch over *all* ranks, so how the
         batch is cut changes memory and nothing else. A mini-batch without a single token (rollout correction
-        may reject all of them) leaves the weights alone: no step by Adam's momentum.
+        may reject all of them) leaves the weights alone; in verl its loss is NaN and Adam's momentum still
+        takes a step.
 
         Raises:
             FloatingPointError: a loss or gradient is not finite; the weights have not been changed.
