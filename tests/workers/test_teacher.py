@@ -67,3 +67,9 @@ def test_a_teacher_with_fewer_tokens_than_the_tokenizer_is_refused(tmp_path, stu
 def test_more_of_the_best_tokens_than_there_are_is_refused(tmp_path, student):
     with pytest.raises(ValueError, match=r"topk=28 is more than the 27 tokens"):
         teacher(tmp_path, student, 60, TOPK[0], "distillation.distillation_loss.topk=28")
+
+
+def test_a_teacher_that_is_not_there_is_named_by_its_key(tmp_path, student):
+    path = f"distillation.teacher_models.teacher_model.model_path={tmp_path}/nobody"
+    with pytest.raises(ValueError, match=r"teacher_model.model_path=.*/nobody: no such folder"):
+        TeacherWorker(compose([*student, path]))

@@ -20,6 +20,7 @@ from minirl.core_algos.logprob import (
 )
 from minirl.protocol import DataProto
 
+_ACTOR = "actor_rollout_ref.model.path"
 DTYPES = {"fp32": torch.float32, "float32": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
 
 
@@ -32,7 +33,7 @@ def load_tokenizer(path: str):
     from transformers import AutoTokenizer
 
     _no_progress_bars()
-    _check_path(path)
+    _check_path(path, "actor_rollout_ref.model.{tokenizer_path,path}")
     tokenizer = AutoTokenizer.from_pretrained(path)
     if tokenizer.pad_token_id is None:
         raise ValueError(
@@ -41,15 +42,16 @@ def load_tokenizer(path: str):
     return tokenizer
 
 
-def load_causal_lm(path: str, *, dtype: str = "fp32", device: str = "cpu") -> nn.Module:
+def load_causal_lm(path: str, *, dtype: str = "fp32", device: str = "cpu", key: str = _ACTOR) -> nn.Module:
     """A transformers causal language model: the actor, the reference or a teacher.
 
+    `key` is where the configuration names it. Raises ValueError for a folder that is not there.
     verl: verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_module
     """
     from transformers import AutoModelForCausalLM
 
     _no_progress_bars()
-    _check_path(path)
+    _check_path(path, key)
     return AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype]).to(device)
 
 
@@ -57,7 +59,7 @@ def vocab_size(path: str) -> int:
     """V of a checkpoint: the width of its logits, without loading its weights."""
     from transformers import AutoConfig
 
-    _check_path(path)
+    _check_path(path, _ACTOR)
     return AutoConfig.from_pretrained(path).vocab_size
 
 
@@ -69,7 +71,7 @@ def load_value_model(path: str, *, dtype: str = "fp32", device: str = "cpu") -> 
     from transformers import AutoModelForTokenClassification
 
     _no_progress_bars()
-    _check_path(path)
+    _check_path(path, "critic.model.path")
     with torch.random.fork_rng(devices=[]):  # a new value head is drawn: the same one on every rank
         torch.manual_seed(0)
         model = AutoModelForTokenClassification.from_pretrained(path, dtype=DTYPES[dtype], num_labels=1)
@@ -99,10 +101,10 @@ def _no_progress_bars() -> None:
     logging.disable_progress_bar()
 
 
-def _check_path(path: str) -> None:
+def _check_path(path: str, key: str) -> None:
     looks_local = path.startswith((".", "/", "~")) or Path(path).parts[0] == "data"
     if looks_local and not Path(path).expanduser().exists():
-        raise ValueError(f"no such model folder: {path}")
+        raise ValueError(f"{key}={path}: no such folder; give one with a checkpoint, or a name on the hub")
 
 
 def _cut(batch: DataProto) -> tuple[dict[str, Tensor], int]:

@@ -27,17 +27,18 @@ class TeacherWorker(TrainingWorker):
     """
 
     def __init__(self, config: DictConfig, *, device: str = "cpu", group: ProcessGroup | None = None) -> None:
+        key = "distillation.teacher_models.teacher_model.model_path"
         path = config.distillation.teacher_models.teacher_model.model_path
         options = config.distillation.distillation_loss
         self.topk = options.topk if uses_topk(options.loss_mode) else 0
         ref = config.actor_rollout_ref.ref
-        module = load_causal_lm(path, dtype=ref.fsdp_config.model_dtype, device=device)
+        module = load_causal_lm(path, dtype=ref.fsdp_config.model_dtype, device=device, key=key)
         model, size = config.actor_rollout_ref.model, module.config.vocab_size
         words = len(load_tokenizer(model.tokenizer_path or model.path))
         if size < words:
             raise ValueError(
-                f"distillation.teacher_models.teacher_model.model_path={path} knows {size} tokens, the "
-                f"student's tokenizer {words}: choose a teacher that shares it"
+                f"{key}={path} knows {size} tokens, the student's tokenizer {words}: choose a teacher that "
+                "shares it"
             )
         # models of one tokenizer may be padded to different sizes; the student has no logits for the rest
         self.vocab_size = min(size, vocab_size(model.path))
