@@ -3,8 +3,8 @@
     python benchmarks/bench_core_algos.py [--rows 1024] [--width 1024] [--group 8] [--repeat 9] [--only grpo]
 
 Batch of verl's size: B rows of padded width R in groups of `--group`, lengths uniform in 1..R, one thread.
-Losses are timed forward and backward. A pair is run in turns of 30 ms, so that a busy machine slows both. Prints
-a table and writes benchmarks/results/core_algos.json.
+Losses are timed forward and backward. A pair is run in turns of 30 ms, so that a busy machine slows both.
+Prints a table and writes benchmarks/results/core_algos.json.
 """
 
 import argparse
