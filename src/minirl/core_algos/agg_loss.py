@@ -1,4 +1,4 @@
-"""From one loss per token to one number: the seven lines where "mean over what?" is decided.
+"""From one loss per token to one number: the place where "mean over what?" is decided.
 
 loss_mat [B, R], loss_mask [B, R] -> scalar, by `actor.loss_agg_mode`.
 Simplified against verl: nothing; `token-sum` of verl 0.9.1 is included.
@@ -26,7 +26,7 @@ class GlobalBatchInfo(TypedDict, total=False):
 
     dp_size: int  # data-parallel ranks; DDP averages their gradients, so each rank multiplies by it
     batch_num_tokens: int | None  # N: tokens with mask 1
-    global_batch_size: int | None  # G: rows
+    global_batch_size: int | None  # M: rows
     loss_scale_factor: int | None  # denominator of seq-mean-token-sum-norm, default: the padded width R
 
 
@@ -44,15 +44,15 @@ def agg_loss(
 
     token-mean               dp·Σ mℓ / N                  every token counts the same (DAPO)
     token-sum                dp·Σ mℓ                      (verl 0.9.1)
-    seq-mean-token-sum       dp·Σ_i Σ_t mℓ / G            long rows weigh more
+    seq-mean-token-sum       dp·Σ_i Σ_t mℓ / M            long rows weigh more
     seq-mean-token-sum-norm  the former / loss_scale_factor                          (Dr.GRPO)
-    seq-mean-token-mean      dp·Σ_i (Σ_t mℓ / L_i) / G    every row counts the same (GRPO's paper, GSPO)
+    seq-mean-token-mean      dp·Σ_i (Σ_t mℓ / L_i) / M    every row counts the same (GRPO's paper, GSPO)
 
-    Without N and G the micro-batch's own tokens and non-empty rows are counted; with them, the losses of all
-    micro-batches simply add up to the loss of the mini-batch, however it was split.
+    N tokens and M rows of the whole mini-batch: with them, the losses of its micro-batches simply add up to
+    its loss, however it was split. Without them the micro-batch's own tokens and non-empty rows are counted.
     A batch without a single token gives 0 (verl: NaN). Values under the mask's zeros are never read.
-    Raises ValueError for an unknown mode, or when N or G is missing with dp_size > 1.
-    Cost: two passes over [B, R]. verl: verl.trainer.ppo.core_algos:agg_loss
+    Raises ValueError for an unknown mode, or when N or M is missing with dp_size > 1.
+    Cost: 5 passes over [B, R]. verl: verl.trainer.ppo.core_algos:agg_loss
     """
     if loss_agg_mode not in LOSS_AGG_MODES:
         raise ValueError(unknown_name("mode", loss_agg_mode, LOSS_AGG_MODES, "loss_agg_mode"))

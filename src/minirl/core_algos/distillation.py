@@ -125,11 +125,13 @@ def distillation_loss(
 
     use_policy_gradient=False (supervised): agg_loss(D), differentiated through D.
     use_policy_gradient=True: the vanilla policy loss with advantages = -sg(D): "be surer of what the teacher
-    likes"; only this form needs the two log-probs. D is first held within ±loss_max_clamp. Both are
-    normalised by `global_batch_info`, as in verl 0.9.1; in 0.8.0 the first form divides by stale counts.
+    likes"; only this form needs the two log-probs. D is first held within ±loss_max_clamp. Both forms are
+    normalised by `global_batch_info`, as in verl 0.9.1; 0.8.0 divides by what the previous micro-batch left.
     Raises ValueError for k1 and its alias kl in the supervised form (verl lets kl through): their gradient
     does not contain the teacher. Also for a policy_loss_mode other than vanilla.
-    Paper: https://arxiv.org/abs/2306.13649. verl: verl.trainer.distillation.losses:distillation_loss
+    Paper: https://arxiv.org/abs/2306.13649 (supervised form);
+    https://thinkingmachines.ai/blog/on-policy-distillation/ (policy-gradient form).
+    verl: verl.trainer.distillation.losses:distillation_loss
     """
     check_form(config)
     metrics = distillation_metrics(distillation_losses, response_mask)
@@ -157,7 +159,7 @@ def distillation_loss(
 def distillation_metrics(distillation_losses: Tensor, response_mask: Tensor) -> dict[str, float]:
     """distillation/loss_min, loss_max, abs_loss over the generated tokens, before clamping.
 
-    abs_loss: the mean of |D|, for k1 can be negative.
+    abs_loss: the mean of |D|, for k1 can be negative (verl leaves it out for forward_kl_topk).
     verl: verl.trainer.distillation.losses:compute_distillation_loss_range
     """
     losses = distillation_losses[response_mask.bool()]
@@ -174,6 +176,7 @@ def distillation_metrics(distillation_losses: Tensor, response_mask: Tensor) -> 
 def topk_metrics(topk: TopK, response_mask: Tensor, k: int) -> dict[str, float]:
     """distillation/student_mass, teacher_mass (mean, _min, _max), overlap_ratio, overlap_token_advantage.
 
+    Overlap: how much of the teacher's top K is in the student's own, https://arxiv.org/abs/2604.13016.
     verl: verl.trainer.distillation.losses:compute_forward_kl_topk
     """
     mask = response_mask.bool()
@@ -194,8 +197,7 @@ def topk_metrics(topk: TopK, response_mask: Tensor, k: int) -> dict[str, float]:
 
 
 def combine_with_task_loss(policy_loss: Tensor, distill_loss: Tensor, *, config: Any) -> Tensor:
-    """distillation_loss_coef·D + policy loss with `use_task_rewards`, else D alone (the coefficient is not
-    read).
+    """distillation_loss_coef·D + policy loss with `use_task_rewards`; else D alone, coefficient unread.
 
     verl: verl.trainer.distillation.losses:distillation_ppo_loss
     """

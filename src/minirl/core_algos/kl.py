@@ -1,4 +1,4 @@
-"""KL to the reference policy: per-token estimators, the penalty in the reward, the coefficient's controller.
+"""KL to the reference policy, which keeps training from drifting off: estimators, penalty, coefficient.
 
 old_log_probs, ref_log_prob, token_level_scores, response_mask [B, R] -> token_level_rewards [B, R].
 Simplified against verl: tensors in, tensors out; verl's function writes into a DataProto.
@@ -20,10 +20,11 @@ def kl_penalty(logprob: Tensor, ref_logprob: Tensor, kl_penalty: str) -> Tensor:
     """[B, R]: an estimate of KL(π‖π_ref) at every token, from the sampled token's two log-probs only.
 
     With x = logprob - ref_logprob:
-    kl, k1          x                       unbiased value, noisy; as a loss its gradient ignores the
-    reference abs             |x|
-    mse, k2         x²/2                    biased value, but the right gradient on average
-    low_var_kl, k3  e^{-x} + x - 1          unbiased, never negative; x held in ±20, the result in ±10
+    kl, k1          x                 unbiased value, noisy; as a loss its gradient averages to zero
+    abs             |x|
+    mse, k2         x²/2              biased value, but as a loss the right gradient on average
+    low_var_kl, k3  e^{-x} + x - 1    unbiased, never negative; as a loss the gradient of KL(π_ref‖π).
+                                      x is held within ±20, the result within ±10
     A trailing "+" (k1+, k3+, ...) keeps the value and takes the gradient of k2: the straight-through trick.
     Estimators: J. Schulman, http://joschu.net/blog/kl-approx.html
     Raises ValueError for any other name; `full` (over the vocabulary) needs logits, which no caller has.

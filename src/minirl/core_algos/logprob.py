@@ -1,8 +1,9 @@
 """Log-probability of the chosen tokens, entropy and Σπ² from logits, without a float32 copy of the logits.
 
 logits [.., V], labels [..] -> log_probs, entropys, sum_pi_squared [..], all float32.
-Simplified against verl: one path (no flash-attention kernel); autograd keeps the logits as they are and works
-on a few rows at a time, so beyond the logits and their gradient no [.., V] tensor exists.
+Simplified against verl: one path (no flash-attention kernel), float32 out whatever comes in. Autograd keeps
+the logits as they are and works on a few rows at a time, so beyond the logits and their gradient no [.., V]
+tensor exists.
 verl: verl.utils.torch_functional:logprobs_from_logits, entropy_from_logits
 """
 
@@ -31,7 +32,7 @@ def logprobs_of_ids(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def entropy_from_logits(logits: Tensor) -> Tensor:
-    """H = -Σ_v π_v log π_v for logits [.., V], in [0, log V].
+    """H = -Σ_v π_v log π_v for logits [.., V] -> [..], in [0, log V]: how undecided the policy is at a token.
 
     verl: verl.utils.torch_functional:entropy_from_logits
     """
@@ -40,7 +41,7 @@ def entropy_from_logits(logits: Tensor) -> Tensor:
 
 @torch.no_grad()
 def sum_pi_squared_from_logits(logits: Tensor) -> Tensor:
-    """Σ_v π_v² for logits [.., V], in [1/V, 1]: what the optimal-token-baseline estimators need.
+    """Σ_v π_v² for logits [.., V] -> [..], in [1/V, 1]: what the optimal-token-baseline estimators need.
 
     verl: verl.utils.torch_functional:calculate_sum_pi_squared_from_logits
     """
@@ -51,7 +52,7 @@ def sum_pi_squared_from_logits(logits: Tensor) -> Tensor:
 
 
 def _float_chunks(logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """(rows, those rows as float32 [rows, V]), a few megabytes at a time on a CPU."""
+    """(rows, those rows as float32 [rows, V]): as many rows at a time as fit, at least one."""
     flat = logits.reshape(-1, logits.shape[-1])
     elements = CHUNK_ELEMENTS if logits.device.type == "cpu" else GPU_CHUNK_ELEMENTS
     step = max(1, elements // flat.shape[1])

@@ -1,4 +1,4 @@
-"""PF-PPO: train again and again on the rows whose score can be trusted, by resampling the batch.
+"""PF-PPO: train more often on the rows whose score can be trusted, by resampling the batch.
 
 token_level_scores [B, R] -> indices [B] of the rows to train on (with repeats).
 Simplified against verl: returns indices, `batch.select_idxs(indices)` does the rest.

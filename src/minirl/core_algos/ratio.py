@@ -1,7 +1,7 @@
-"""The importance ratio ρ = π_θ / π_old of every token, and the clip range: used by all policy losses.
+"""The importance ratio ρ = π_θ / π_old of every token: how much likelier is it now than when it was sampled?
 
-log_prob, old_log_prob [B, R] -> log ρ, ρ [B, R].
-verl: verl.trainer.ppo.core_algos:compute_policy_loss_vanilla (these lines stand in each of its eleven losses)
+log_prob, old_log_prob [B, R] -> log ρ [B, R]; and what the policy losses share: clip range, `ppo_kl`.
+verl: verl.trainer.ppo.core_algos:compute_policy_loss_vanilla (and again in eight more of its losses)
 """
 
 from typing import Any

@@ -1,5 +1,7 @@
 """Rollout correction: the sampler's probabilities are not quite the trainer's; weigh tokens or drop them.
 
+They differ because the two engines round differently (say bfloat16 and float32), or because the sampler still
+ran on older weights; uncorrected, the gradient is that of the wrong policy.
 old_log_prob, rollout_log_prob, response_mask [B, R] -> rollout_is_weights, response_mask [B, R], metrics.
 Simplified against verl: tensors instead of a DataProto; means are over this process's rows (verl reduces over
 ranks).
@@ -134,8 +136,8 @@ def compute_rollout_correction_and_rejection_mask(
     But a rejected row still counts among the rows of the seq-mean aggregations, as in verl.
     Both are constants to autograd. Metrics are computed even with everything off.
     Raises ValueError for shapes that differ, an empty mask, or options that make no sense.
-    Docs of the pin: docs/algo/rollout_corr.md, rollout_corr_math.md. Cost: some forty passes over [B, R],
-    most of them for metrics.
+    In verl's repository: docs/algo/rollout_corr.md, rollout_corr_math.md. Cost: 29 passes over [B, R] for the
+    metrics alone, four times as many with weights and rejection on.
     verl: verl.trainer.ppo.rollout_corr_helper:compute_rollout_correction_and_rejection_mask
     """
     if not old_log_prob.shape == rollout_log_prob.shape == response_mask.shape:
@@ -189,7 +191,8 @@ def compute_rollout_correction_weights(
     sequence:  w_it = Π_s r_is              unbiased, varies wildly with length
     Threshold C (a number): min(w, C), truncated importance sampling. "lo_hi": w if lo ≤ w ≤ hi, else 0,
     IcePop. The exponent is held within ±20. `rollout_is_batch_normalize` divides by the mean weight (over
-    tokens, or over rows), after the metrics are taken.
+    tokens, or over rows), after the metrics are taken. Raises ValueError for another level, a threshold that
+    is neither, or an empty mask.
     verl: verl.trainer.ppo.rollout_corr_helper:compute_rollout_correction_weights
     """
     if rollout_is not in ("token", "sequence"):
@@ -310,6 +313,7 @@ class Rejection(NamedTuple):
     upper: float
 
 
+# as in kl.py with x = -log r, but k3 without its bound of 10: here large values are what we look for
 _ESTIMATES: dict[str, Callable[[Tensor], Tensor]] = {
     "k1": lambda log_ratio: -log_ratio,
     "k2": lambda log_ratio: 0.5 * log_ratio.square(),
@@ -343,6 +347,7 @@ def compute_rollout_rejection_mask(
     k2, k3: an upper bound. k1: "lo_hi" keeps lo ≤ r ≤ hi, and "x" means [1/x, x]; for seq_sum r is the row's
     product, for seq_mean its geometric mean. verl documents the same, but bounds 1/r: its "0.5_4.0" keeps r
     in [0.25, 2]. For bounds that are reciprocal the two agree, and so all presets do up to 1e-6.
+    Raises ValueError for options or thresholds that `parse_rejections` refuses, or an empty mask.
     verl: verl.trainer.ppo.rollout_corr_helper:compute_rollout_rejection_mask
     """
     rejections = parse_rejections(rollout_rs, rollout_rs_threshold)

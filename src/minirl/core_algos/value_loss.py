@@ -25,10 +25,11 @@ def compute_value_loss(
 ) -> tuple[Tensor, Tensor]:
     """½·max((V - G)², (clip(V, V_old ± c) - G)²), aggregated; and the fraction of tokens where clipping bit.
 
-    The larger of the two errors is taken, so a step that leaves the band V_old ± c has no gradient there.
+    V_old ± c is a band around the value at rollout. A value outside it that is nearer to G than the band's
+    edge counts as the edge and has no gradient; one further from G keeps its full error, and its way back.
     Normalised over the mini-batch by `global_batch_info` as in verl 0.9.1; 0.8.0 divides by the micro-batch's
     own tokens, so its gradient grows with the number of micro-batches.
-    Paper: https://arxiv.org/abs/1707.06347. Cost: five passes over [B, R].
+    Paper: https://arxiv.org/abs/1707.06347. Cost: 21 passes over [B, R].
     verl: verl.trainer.ppo.core_algos:compute_value_loss
     """
     clipped = torch.max(torch.min(vpreds, values + cliprange_value), values - cliprange_value)

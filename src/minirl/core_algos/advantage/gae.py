@@ -19,11 +19,14 @@ def compute_gae_advantage_return(
 ) -> tuple[Tensor, Tensor]:
     """δ_t = r_t + γ V_{t+1} - V_t,  a_t = δ_t + γλ a_{t+1};  advantages = whiten(a), returns = a + V.
 
+    δ_t: this token's reward, and how much better the critic thinks of the answer after it. λ says how far
+    ahead to look: 0 believes the critic at once (little noise, but its errors), 1 waits for the end (no bias,
+    much noise).
     "t+1" is the next token with mask 1: tool output in between is stepped over, and a reward placed on a
     masked token is lost (outcome estimators would count it). Returns are taken before whitening, so the
     critic still learns rewards and not z-scores. Whitening is over all tokens of the batch; under a zero of
     the mask stand leftovers, as in verl, which can be huge and must never be read.
-    Paper: https://arxiv.org/abs/1506.02438. Cost: R steps on [B], on a transposed copy.
+    Paper: https://arxiv.org/abs/1506.02438. Cost: 18 passes over [B, R] and R steps on [B].
     verl: verl.trainer.ppo.core_algos:compute_gae_advantage_return
     """
     rewards_t, values_t = token_level_rewards.T.contiguous(), values.T.contiguous()  # [R, B]

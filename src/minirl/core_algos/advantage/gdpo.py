@@ -33,8 +33,8 @@ def compute_gdpo_outcome_advantage(
     Adding raw rewards lets the one with the widest spread drown the others; after GRPO's normalisation each
     has spread 1 within its group. verl never passes `norm_adv_by_std_in_grpo` on to it.
     Raises ValueError when the number of weights is not K.
-    Paper: https://arxiv.org/abs/2601.05242. Cost: one pass over [B, R]: a row is one number until the end,
-    and whitening weighs it by its length.
+    Paper: https://arxiv.org/abs/2601.05242. Cost: 4 passes over [B, R]: a row is one number until the
+    end, and whitening weighs it by its length.
     verl: verl.trainer.ppo.core_algos:compute_gdpo_outcome_advantage
     """
     weights = [1.0] * len(component_scores) if gdpo_reward_weights is None else list(gdpo_reward_weights)

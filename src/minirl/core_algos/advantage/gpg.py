@@ -21,8 +21,9 @@ def compute_gpg_outcome_advantage(
 ) -> tuple[Tensor, Tensor]:
     """A_i = α (S_i - μ_g) / f_norm with α = B / max(#{i: S_i ≠ 0}, 1); μ_g = 0 for a row alone.
 
-    α makes up for the rows that scored 0. With rewards of ±1 no row scores 0 and α is 1.
-    Paper: https://arxiv.org/abs/2504.02546. Cost: two passes over [B, R].
+    α keeps the step from shrinking when few rows teach anything. The paper leaves out rows whose group scored
+    all alike; verl leaves out rows that scored 0, so with rewards of ±1 α is always 1.
+    Paper: https://arxiv.org/abs/2504.02546. Cost: 4 passes over [B, R].
     verl: verl.trainer.ppo.core_algos:compute_gpg_outcome_advantage
     """
     scores = token_level_rewards.sum(dim=-1)

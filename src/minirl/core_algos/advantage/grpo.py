@@ -25,12 +25,12 @@ def compute_grpo_outcome_advantage(
     epsilon: float = 1e-6,
     norm_adv_by_std_in_grpo: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """A_it = m_it (S_i - μ_g) / (σ_g + ε), or without the division (Dr.GRPO) if not
-    `norm_adv_by_std_in_grpo`.
+    """A_it = m_it (S_i - μ_g) / (σ_g + ε); undivided (Dr.GRPO) if not `norm_adv_by_std_in_grpo`.
 
-    S_i sums the whole row, masked tokens included. σ_g is the unbiased std: two scores 1, 0 give ±0.7071. A
-    group of equal scores gives exact zeros. A row alone keeps its raw score (μ = 0, σ = 1), as in verl.
-    Papers: https://arxiv.org/abs/2402.03300, https://arxiv.org/abs/2503.20783. Cost: two passes over [B, R].
+    The group's mean says what this prompt was worth, so no critic is needed. S_i sums the whole row, masked
+    tokens included. σ_g is the unbiased std: two scores 1, 0 give ±0.7071. A group of equal scores gives
+    exact zeros (verl rounds: 0.056 for eight scores of 0.7). A row alone keeps its raw score, as in verl.
+    Papers: https://arxiv.org/abs/2402.03300, https://arxiv.org/abs/2503.20783. Cost: 4 passes over [B, R].
     verl: verl.trainer.ppo.core_algos:compute_grpo_outcome_advantage
     """
     scores = token_level_rewards.sum(dim=-1)

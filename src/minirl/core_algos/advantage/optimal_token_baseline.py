@@ -1,7 +1,8 @@
 """Optimal token baseline: a baseline per token position, weighted by the noise each path has gathered so far.
 
-token_level_rewards, response_mask, old_log_probs, sum_pi_squared [B, R], index [B] -> advantages, returns [B,
-R]. Simplified against verl: `handle_zero_tail` is always on (nothing in verl turns it off).
+token_level_rewards, response_mask, old_log_probs, sum_pi_squared [B, R], index [B] (uid) -> advantages,
+returns [B, R].
+Simplified against verl: `handle_zero_tail` is always on (nothing in verl turns it off).
 verl: verl.trainer.ppo.core_algos:compute_optimal_token_baseline_advantage,
 compute_multi_turn_optimal_token_baseline_advantage
 """
@@ -30,11 +31,12 @@ def compute_optimal_token_baseline_advantage(
 ) -> tuple[Tensor, Tensor]:
     """A_t = m_t (G_t - b_t),  b_t = Σ_g G_t W_t m_t / (Σ_g W_t m_t + ε),  W_t = Σ_{s≤t} m_s w_s.
 
-    w = 1 - 2π(y) + Σ_v π_v² is the squared length of the logits' gradient at that token (times the squared
-    rollout-correction weight if any); its running sum says how noisy the path is, and noisy paths should
-    count more in the baseline. Where a row is alone in its group, or is the only one still running, b_t = 0.
+    Σ_g runs over the rows of the group. w = 1 - 2π(y) + Σ_v π_v² is the squared length of ∂log π(y)/∂logits
+    at the sampled token y (times the squared rollout-correction weight if any). Its running sum W says how
+    noisy the path is, and noisy paths should count more in the baseline. Where a row is alone in its group,
+    or is the only one still running, b_t = 0.
     `returns` is G_t = Σ_{s≥t} m_s r_s. Needs actor.calculate_sum_pi_squared=True.
-    Cost: about sixteen passes over [B, R].
+    Paper: https://arxiv.org/abs/2602.07078. Cost: 24 passes over [B, R].
     verl: verl.trainer.ppo.core_algos:compute_optimal_token_baseline_advantage
     """
     generated = response_mask.bool()
@@ -59,7 +61,7 @@ def compute_multi_turn_optimal_token_baseline_advantage(
     """The same for responses with tool output in between: rows are compared at their k-th *generated* token.
 
     The masked positions are squeezed out of every row, the baseline is taken there, and the advantages are
-    put back. Cost: the above and two gathers.
+    put back. Cost: 35 passes over [B, R].
     verl: verl.trainer.ppo.core_algos:compute_multi_turn_optimal_token_baseline_advantage
     """
     generated = response_mask.bool()

@@ -25,7 +25,7 @@ def compute_reinforce_plus_plus_outcome_advantage(
     "t+1" is the next token with mask 1, as in verl 0.9.1: in 0.8.0 the return is cut at every gap of the
     mask, so in a multi-turn response the tokens before a tool's output never hear of the final reward.
     With γ < 1 the early tokens get less credit; no group is needed (rollout.n may be 1).
-    Paper: https://arxiv.org/abs/2501.03262. Cost: R steps on [B], on a transposed copy.
+    Paper: https://arxiv.org/abs/2501.03262. Cost: 17 passes over [B, R] and R steps on [B].
     verl: verl.trainer.ppo.core_algos:compute_reinforce_plus_plus_outcome_advantage
     """
     rewards_t = token_level_rewards.T.contiguous()  # [R, B]
@@ -49,7 +49,8 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     """A = m·whiten(S_i - μ_g; m): GRPO's baseline, but one spread for the whole batch instead of σ_g.
 
     So a group with hardly any spread is not blown up to the size of the others. μ_g = 0 for a row alone.
-    Paper: https://arxiv.org/abs/2501.03262. Cost: two passes over [B, R]; rows are whitened by length.
+    Paper: https://arxiv.org/abs/2501.03262. Cost: 5 passes over [B, R]: a row is one
+    number until the end, and whitening weighs it by its length.
     verl: verl.trainer.ppo.core_algos:compute_reinforce_plus_plus_baseline_outcome_advantage
     """
     scores = token_level_rewards.sum(dim=-1)

@@ -22,7 +22,7 @@ def compute_rloo_outcome_advantage(
     """A_i = S_i - mean of the others = n/(n-1)·(S_i - μ_g). A row alone keeps its raw score, as in verl.
 
     Leaving S_i out of its own baseline keeps the gradient unbiased. Nothing is divided by a spread.
-    Paper: https://arxiv.org/abs/2402.14740. Cost: two passes over [B, R].
+    Paper: https://arxiv.org/abs/2402.14740. Cost: 4 passes over [B, R].
     verl: verl.trainer.ppo.core_algos:compute_rloo_outcome_advantage
     """
     scores = token_level_rewards.sum(dim=-1)
@@ -49,7 +49,5 @@ def compute_rloo_vectorized_outcome_advantage(
 
 
 def _others_share(groups: Groups) -> Tensor:
-    """[B]: n/(n-1), which turns the distance to the group's mean into the distance to the others' mean; 1 if
-    n=1.
-    """
+    """[B]: n/(n-1), which makes the distance to the others' mean of that to the group's mean; 1 if n = 1."""
     return groups.size / (groups.size - 1).clamp(min=1)

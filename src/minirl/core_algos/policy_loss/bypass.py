@@ -1,4 +1,4 @@
-"""Bypass mode: the rollout's log-probs stand in for the old policy's; corrected within the loss.
+"""Bypass mode: the sampler's own log-probs stand in for old_log_probs, and the loss corrects for it.
 
 old_log_prob (= rollout_log_probs), log_prob, advantages, response_mask [B, R] -> scalar loss, metrics.
 verl: verl.trainer.ppo.core_algos:compute_policy_loss_bypass_mode, compute_policy_loss_reinforce
@@ -40,6 +40,7 @@ def compute_policy_loss_bypass_mode(
     so `batch_num_tokens`, counted before, includes what they reject, and `rollout_is_batch_normalize` divides
     by the micro-batch's own mean: its size matters, as in verl.
     `rollout_is_weights` is not read. Metrics: the loss's own, and rollout_corr/*.
+    Raises ValueError for another loss_type.
     In verl 0.8.0 the switch to this loss never reaches the workers (issue #4912): they keep running vanilla.
     verl: verl.trainer.ppo.core_algos:compute_policy_loss_bypass_mode
     """

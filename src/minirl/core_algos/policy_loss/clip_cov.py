@@ -36,7 +36,9 @@ def compute_policy_loss_clip_cov(
     one, as in verl. No dual clip. log ρ is held within ±20, which verl forgets here (exp overflows to inf,
     the loss to NaN).
     Config: clip_ratio*, policy_loss.clip_cov_ratio, clip_cov_lb, clip_cov_ub.
-    Paper: https://arxiv.org/abs/2505.22617. verl: verl.trainer.ppo.core_algos:compute_policy_loss_clip_cov
+    Raises ValueError unless clip_cov_ratio > 0. Metrics: actor/pg_clipfrac (tokens dropped), actor/ppo_kl.
+    Paper: https://arxiv.org/abs/2505.22617. Cost: 52 passes over [B, R].
+    verl: verl.trainer.ppo.core_algos:compute_policy_loss_clip_cov
     """
     low, high = clip_range(config)
     options = config.policy_loss

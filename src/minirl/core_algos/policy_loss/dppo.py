@@ -14,7 +14,7 @@ from minirl.core_algos.masked import masked_mean
 from minirl.core_algos.policy_loss.registry import PolicyLoss, register_policy_loss, weigh_and_aggregate
 from minirl.core_algos.ratio import clip_range, ppo_kl, safe_log_ratio
 
-TRUNCATION = 20.0  # "a large threshold is recommended" (section 5.4 of the paper)
+TRUNCATION = 20.0  # far out, so that it seldom bites: truncating ρ biases the gradient (paper, section 5.4)
 
 
 @register_policy_loss("dppo_tv")
@@ -32,11 +32,14 @@ def compute_policy_loss_dppo_tv(
 ) -> PolicyLoss:
     """ℓ = -A·sg(min(ρ, c))·log_prob·M with M = [π - π_old ≤ ε_high] if A > 0 else [π - π_old ≥ -ε_low].
 
-    The total-variation distance of "this token or any other" is |π - π_old|. A rare token may multiply its
-    ratio many times and stay inside; a token of probability 0.9 hits the border soon. Outside: no gradient.
-    Config: clip_ratio_low/high are thresholds on the *distance* here. c is 20: in verl 0.8.0 the line that
-    says 20 reads clip_ratio_c and so gets PPO's 3. pg_clipfrac_lower counts truncated ratios.
-    Paper: https://arxiv.org/abs/2602.04879. verl: verl.trainer.ppo.core_algos:compute_policy_loss_dppo_tv
+    |π - π_old| is the total-variation distance of "this token or any other". With ε = 0.2 a token of
+    probability 0.01 may become twenty times as likely and stay inside; one of 0.5 is at the border with 0.7.
+    PPO allows both a factor of 1.2. Outside: no gradient.
+    Config: clip_ratio_low/high are thresholds on the *distance* here. c is `truncation`, 20: in verl 0.8.0
+    the line that says 20 reads clip_ratio_c and so gets PPO's 3. Metrics: actor/pg_clipfrac (tokens outside),
+    actor/pg_clipfrac_lower (ratios truncated), actor/ppo_kl.
+    Paper: https://arxiv.org/abs/2602.04879. Cost: 41 passes over [B, R].
+    verl: verl.trainer.ppo.core_algos:compute_policy_loss_dppo_tv
     """
     low, high = clip_range(config)
     moved = (log_prob.exp() - old_log_prob.exp()).detach()
@@ -70,7 +73,8 @@ def compute_policy_loss_dppo_kl(
     """The same with the binary KL as distance: p_o(log p_o - log p) + (1 - p_o)·log((1 - p_o) / (1 - p)).
 
     A token is inside while that is ≤ ε (ε_high for A > 0, else ε_low), or if π moved against A.
-    Paper: https://arxiv.org/abs/2602.04879. verl: verl.trainer.ppo.core_algos:compute_policy_loss_dppo_kl
+    Paper: https://arxiv.org/abs/2602.04879. Cost: 55 passes over [B, R].
+    verl: verl.trainer.ppo.core_algos:compute_policy_loss_dppo_kl
     """
     low, high = clip_range(config)
     with torch.no_grad():

@@ -29,11 +29,14 @@ def compute_policy_loss_geo_mean(
 ) -> PolicyLoss:
     """ℓ_i = -Ā_i·exp(mean_t d_it), d = sign(A)·min(sign(A)·x, sign(A)·clip(x, -ε_low, ε_high)), x = log ρ.
 
-    One wild token moves a geometric mean little. The clip is on the log-ratio and per token. There is one
-    loss per row, so `loss_agg_mode` is not read (as in verl): the mean is over the rows of the mini-batch,
-    that is over `global_batch_size`; verl averages over the micro-batch, so its gradient depends on the
-    micro-batch size and counts empty rows. `rollout_is_weights` enter as their geometric mean per row.
-    Paper: https://arxiv.org/abs/2507.20673. verl: verl.trainer.ppo.core_algos:compute_policy_loss_geo_mean
+    Ā_i = mean_t A_it, one advantage per row. One wild token moves a geometric mean little. The clip is on the
+    log-ratio and per token. There is one loss per row, so `loss_agg_mode` is not read (as in verl): the mean
+    is over the rows of the mini-batch, that is over `global_batch_size`; verl averages over the micro-batch,
+    so its gradient depends on the micro-batch size and counts empty rows. `rollout_is_weights` enter as their
+    geometric mean per row.
+    Metrics: actor/pg_clipfrac, actor/pg_clipfrac_lower (tokens out of range, A > 0 and A < 0), actor/ppo_kl.
+    Paper: https://arxiv.org/abs/2507.20673. Cost: 41 passes over [B, R].
+    verl: verl.trainer.ppo.core_algos:compute_policy_loss_geo_mean
     """
     low, high = clip_range(config)
     log_ratio = log_prob - old_log_prob

@@ -26,7 +26,8 @@ def compute_policy_loss_gpg(
 ) -> PolicyLoss:
     """ℓ = -A·log_prob. Right for the first mini-batch after a rollout; later ones are off-policy.
 
-    Paper: https://arxiv.org/abs/2504.02546. verl: verl.trainer.ppo.core_algos:compute_policy_loss_gpg
+    Paper: https://arxiv.org/abs/2504.02546. Cost: 7 passes over [B, R].
+    verl: verl.trainer.ppo.core_algos:compute_policy_loss_gpg
     """
     token_losses = -advantages * log_prob
     loss = weigh_and_aggregate(

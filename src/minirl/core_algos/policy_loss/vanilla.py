@@ -35,7 +35,7 @@ def compute_policy_loss_vanilla(
     clip_ratio_c (c > 1). Metrics: actor/pg_clipfrac (tokens clipped by ε), actor/pg_clipfrac_lower (by c),
     actor/ppo_kl.
     Papers: https://arxiv.org/abs/1707.06347, https://arxiv.org/abs/1912.09729 (dual clip).
-    Cost: a dozen passes over [B, R]. verl: verl.trainer.ppo.core_algos:compute_policy_loss_vanilla
+    Cost: 41 passes over [B, R]. verl: verl.trainer.ppo.core_algos:compute_policy_loss_vanilla
     """
     low, high = clip_range(config)
     if config.clip_ratio_c <= 1.0:
