@@ -269,7 +269,8 @@ def test_a_correction_that_rejects_every_token_is_an_error_with_the_threshold(ti
         disagreeing(trainer, slice(None)).fit()
 
 
-def test_a_readers_own_estimator_gets_the_configuration_as_in_verl(tiny):
+def test_a_readers_own_estimator_gets_the_configuration_as_in_verl(tiny, monkeypatch):
+    monkeypatch.setattr(ADV_ESTIMATOR_REGISTRY, "_functions", dict(ADV_ESTIMATOR_REGISTRY))
     seen = []
 
     @register_adv_est("readers_own_in_verls_manner")

@@ -64,7 +64,9 @@ def test_a_preset_is_configured_by_its_overrides(name):
         assert config.algorithm.rollout_correction[key] == value, key
 
 
-def test_a_readers_own_names_count_once_they_are_registered():
+def test_a_readers_own_names_count_once_they_are_registered(monkeypatch):
+    for registry in (ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY):  # put back at the end
+        monkeypatch.setattr(registry, "_functions", dict(registry))
     with pytest.raises(ValueError, match="unknown advantage estimator 'readers_own'"):
         check(f"{G}.adv_estimator=readers_own")
     register_adv_est("readers_own")(lambda token_level_rewards, response_mask: None)
