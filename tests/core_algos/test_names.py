@@ -64,14 +64,16 @@ def test_a_preset_is_configured_by_its_overrides(name):
         assert config.algorithm.rollout_correction[key] == value, key
 
 
-def test_a_readers_own_names_count_once_they_are_registered(monkeypatch):
-    for registry in (ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY):  # put back at the end
-        monkeypatch.setattr(registry, "_functions", dict(registry))
+def test_a_readers_own_names_count_once_they_are_registered():
     with pytest.raises(ValueError, match="unknown advantage estimator 'readers_own'"):
         check(f"{G}.adv_estimator=readers_own")
-    register_adv_est("readers_own")(lambda token_level_rewards, response_mask: None)
-    register_policy_loss("readers_own")(lambda log_prob, **global_batch_info: None)
-    check(f"{G}.adv_estimator=readers_own", f"{A}.policy_loss.loss_mode=readers_own")
+    with pytest.MonkeyPatch.context() as patch:  # puts the registries back as they were
+        for registry in (ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY):
+            patch.setattr(registry, "_functions", dict(registry))
+        register_adv_est("readers_own")(lambda token_level_rewards, response_mask: None)
+        register_policy_loss("readers_own")(lambda log_prob, **global_batch_info: None)
+        check(f"{G}.adv_estimator=readers_own", f"{A}.policy_loss.loss_mode=readers_own")
+    assert "readers_own" not in {*ADV_ESTIMATOR_REGISTRY, *POLICY_LOSS_REGISTRY}
 
 
 def test_a_policy_loss_that_cannot_be_told_the_mini_batchs_sizes_is_refused():
