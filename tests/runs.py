@@ -15,6 +15,7 @@ SMALL = (
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
     "critic.ppo_micro_batch_size_per_gpu=8",
 )
+ONLY_VERL = {"timing_s/start_profile", "timing_s/stop_profile"}  # metrics; minirl has no profiler
 
 
 def small(*overrides: str, steps: int = 2):
@@ -25,6 +26,13 @@ def small(*overrides: str, steps: int = 2):
 def full(*overrides: str, steps: int):
     """The default batch: 16 prompts, 8 responses each, 4 mini-batches."""
     return compose([*QUIET, f"trainer.total_training_steps={steps}", *overrides])
+
+
+def verl_trainer(config, **kwargs):
+    """verl's own trainer on minirl's workers."""
+    from minirl.verl_bridge import VerlTrainer  # imports verl: seconds, so not at collection
+
+    return VerlTrainer(config, **kwargs)
 
 
 def weights(trainer: PPOTrainer, role: str = "actor") -> list:

@@ -2,13 +2,13 @@
 
 import logging
 import statistics
-import zlib
 
 import numpy as np
 import pytest
 import tiny_run
 import torch
 from runs import QUIET, small
+from tiny_run import coin
 
 from minirl.config import compose
 from minirl.core_algos.advantage import ADV_ESTIMATOR_REGISTRY
@@ -206,12 +206,6 @@ def test_a_column_of_compute_score_comes_before_the_rows_reward():
 def tiny(tmp_path_factory) -> list[str]:
     """Overrides of a run with a random model: a quarter of a second a step."""
     return [*tiny_run.make(tmp_path_factory.mktemp("tiny")), *QUIET, "trainer.total_training_steps=1"]
-
-
-def coin(data_source, solution_str, ground_truth, extra_info):
-    """A score that differs between answers, by no merit of theirs."""
-    number = zlib.crc32(solution_str.encode())
-    return {"score": float(number % 2), "acc": float(number % 2), "short": float(number % 3)}
 
 
 def disagreeing(trainer: PPOTrainer, rows: slice) -> PPOTrainer:

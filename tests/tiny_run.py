@@ -1,5 +1,6 @@
 """Files for a whole run, made in a second: tokenizer, random Qwen2 of a few thousand weights, 40 sums."""
 
+import zlib
 from pathlib import Path
 
 import pandas as pd
@@ -39,9 +40,21 @@ def row(i: int) -> dict:
     }
 
 
+def coin(data_source, solution_str, ground_truth, extra_info):
+    """A score that differs between answers, by no merit of theirs."""
+    number = zlib.crc32(solution_str.encode())
+    return {"score": float(number % 2), "acc": float(number % 2), "short": float(number % 3)}
+
+
 def save_model(
-    folder: Path, pad_token: str | None = "<pad>", *, seed: int = 0, initializer_range: float = 0.02
+    folder: Path,
+    pad_token: str | None = "<pad>",
+    *,
+    vocab_size: int | None = None,
+    seed: int = 0,
+    initializer_range: float = 0.02,
 ) -> None:
+    """`vocab_size`: the number of logits, that of the tokenizer's words when None."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
@@ -54,7 +67,7 @@ def save_model(
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
     tokenizer.save_pretrained(folder)
     config = Qwen2Config(
-        vocab_size=len(words),
+        vocab_size=vocab_size or len(words),
         hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=2,

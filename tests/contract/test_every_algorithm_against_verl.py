@@ -5,12 +5,12 @@ something to correct.
 """
 
 import math
-import zlib
 
 import pytest
 import tiny_run
 import torch
-from runs import QUIET, weights
+from runs import ONLY_VERL, QUIET, steady, verl_trainer, weights
+from tiny_run import coin
 
 from minirl.config import compose
 from minirl.core_algos.advantage import ADV_ESTIMATOR_REGISTRY
@@ -111,12 +111,6 @@ CASES = {
 }  # fmt: skip
 
 
-def coin(data_source, solution_str, ground_truth, extra_info):
-    """A score that differs between answers, by no merit of theirs."""
-    number = zlib.crc32(solution_str.encode())
-    return {"score": float(number % 2), "acc": float(number % 2), "short": float(number % 3)}
-
-
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> list[str]:
     """A mini-batch is one micro-batch: 0.8.0's value loss and geo_mean depend on how it is cut."""
@@ -150,19 +144,13 @@ def run(make, overrides: list[str]):
     return trainer, trainer.fit()
 
 
-def verl_trainer(config, **kwargs):
-    from minirl.verl_bridge import VerlTrainer  # imports verl: seconds, so not at collection
-
-    return VerlTrainer(config, **kwargs)
-
-
 def assert_equal_history(ours: list[dict], theirs: list[dict]) -> None:
     assert len(ours) == len(theirs) == 2
     for mine, verls in zip(ours, theirs, strict=True):
-        assert mine.keys() ^ verls.keys() <= {"timing_s/start_profile", "timing_s/stop_profile"}
-        for key in mine.keys() & verls.keys() - COUNTED_LATER:
-            if not key.startswith(("timing", "perf/")) and "/perf/" not in key:
-                assert float(mine[key]) == pytest.approx(float(verls[key]), rel=1e-3, abs=1e-4), key
+        assert mine.keys() ^ verls.keys() <= ONLY_VERL
+    for mine, verls in zip(steady(ours), steady(theirs), strict=True):
+        for key in mine.keys() - COUNTED_LATER:
+            assert float(mine[key]) == pytest.approx(float(verls[key]), rel=1e-3, abs=1e-4), key
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -5,7 +5,7 @@ Same seeds give the same prompts and the same responses, so everything after the
 
 import pytest
 import torch
-from runs import small, weights
+from runs import ONLY_VERL, small, verl_trainer, weights
 
 from minirl.trace import trace
 from minirl.trainer import PPOTrainer
@@ -60,13 +60,6 @@ CASES = {
     ],
 }
 # what only one of the two reports, and why
-ONLY_VERL = {"timing_s/start_profile", "timing_s/stop_profile"}  # minirl has no profiler
-
-
-def verl_trainer(config):
-    from minirl.verl_bridge import VerlTrainer  # imports verl: seconds, so not at collection
-
-    return VerlTrainer(config)
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda name: name.replace(" ", "_"))

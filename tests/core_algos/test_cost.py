@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from minirl.config import compose
 from minirl.core_algos.advantage import ADV_ESTIMATOR_REGISTRY, estimate_advantage
 from minirl.core_algos.agg_loss import LOSS_AGG_MODES, agg_loss
 from minirl.core_algos.policy_loss import POLICY_LOSS_REGISTRY
@@ -16,6 +17,7 @@ from minirl.core_algos.rollout_correction import compute_rollout_correction_and_
 from minirl.core_algos.value_loss import compute_value_loss
 
 B, R = 12, 37
+ACTOR = compose(["actor_rollout_ref.actor.policy_loss.dro_beta=0.1"]).actor_rollout_ref.actor
 STATED = re.compile(r"Cost: (\d+) passes over \[B, R\]")
 VIEWS = frozenset("view expand unsqueeze squeeze permute transpose t select slice detach alias".split())
 
@@ -85,23 +87,6 @@ def test_an_advantage_estimator_makes_as_many_passes_as_it_says(name):
 @pytest.mark.parametrize("name", [n for n, fn in POLICY_LOSS_REGISTRY.items() if n != "bypass_mode"])
 def test_a_policy_loss_makes_as_many_passes_as_it_says(name):
     batch = random_batch()
-    options = SimpleNamespace(
-        clip_cov_ratio=0.02,
-        clip_cov_lb=0.0,
-        clip_cov_ub=5.0,
-        kl_cov_ratio=0.02,
-        ppo_kl_coef=1.0,
-        dro_beta=0.1,
-    )
-    config = SimpleNamespace(
-        clip_ratio=0.2,
-        clip_ratio_low=0.2,
-        clip_ratio_high=0.2,
-        clip_ratio_c=3.0,
-        tau_pos=1.0,
-        tau_neg=1.05,
-        policy_loss=options,
-    )
     loss_fn = POLICY_LOSS_REGISTRY[name]
     assert_cost_is_as_stated(
         loss_fn,
@@ -111,7 +96,7 @@ def test_a_policy_loss_makes_as_many_passes_as_it_says(name):
             batch.advantages,
             batch.mask,
             loss_agg_mode="token-mean",
-            config=config,
+            config=ACTOR,
         ),
     )
 

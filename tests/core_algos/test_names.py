@@ -1,7 +1,7 @@
 """A name without a formula is refused before the first step, with the whole key and the nearest name."""
 
 import pytest
-from omegaconf import OmegaConf
+from refusals import changed
 
 from minirl.config import compose
 from minirl.core_algos.advantage import ADV_ESTIMATOR_REGISTRY
@@ -10,13 +10,12 @@ from minirl.core_algos.names import check_names
 from minirl.core_algos.policy_loss import POLICY_LOSS_REGISTRY, register_policy_loss
 from minirl.core_algos.rollout_correction import PRESETS
 
-DEFAULT = compose()
 A, G, D = "actor_rollout_ref.actor", "algorithm", "distillation"
 C = "algorithm.rollout_correction"
 
 
 def check(*overrides: str) -> None:
-    check_names(OmegaConf.merge(DEFAULT, OmegaConf.from_dotlist(list(overrides))))
+    check_names(changed(*overrides))
 
 
 @pytest.mark.parametrize(
@@ -27,6 +26,7 @@ def check(*overrides: str) -> None:
         ([f"{G}.use_kl_in_reward=true", f"{G}.kl_penalty=full"], "algorithm.kl_penalty: .*'full'"),
         ([f"{A}.use_kl_loss=true", f"{A}.kl_loss_type=k33"], f"{A}.kl_loss_type: .*did you mean 'k3'"),
         ([f"{G}.use_pf_ppo=true", f"{G}.pf_ppo.reweight_method=powr"], "reweight_method: .*mean 'pow'"),
+        ([f"{G}.use_pf_ppo=true", f"{G}.pf_ppo.reweight_method=pow+"], "reweight_method: .*'pow\\+'"),
         ([f"{C}.rollout_is=token", f"{C}.rollout_is_threshold='2_1'"], f"{C}.rollout_is_threshold: bounds"),
         ([f"{C}.rollout_rs=seq_mean_k4", f"{C}.rollout_rs_threshold=1"], f"{C}.rollout_rs: .*'seq_mean_k3'"),
         ([f"{C}.rollout_rs=token_k2", f"{C}.rollout_rs_threshold=0.5_2.0"],

@@ -3,7 +3,6 @@
 import pytest
 import tiny_run
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from minirl.config import compose
 from minirl.protocol import DataProto
@@ -18,18 +17,7 @@ def student(tmp_path) -> list[str]:
 
 
 def teacher(folder, student, vocab_size: int, *overrides: str) -> TeacherWorker:
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=vocab_size,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        initializer_range=1.0,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder / "teacher")
+    tiny_run.save_model(folder / "teacher", vocab_size=vocab_size, initializer_range=1.0)
     path = f"distillation.teacher_models.teacher_model.model_path={folder}/teacher"
     return TeacherWorker(compose([*student, path, *overrides]))
 

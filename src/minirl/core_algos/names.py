@@ -25,9 +25,9 @@ def check_names(config: Any) -> None:
     get_adv_estimator_fn(algorithm.adv_estimator)
     get_policy_loss_fn(actor.policy_loss.loss_mode)
     if algorithm.use_kl_in_reward:
-        _find("KL estimator", algorithm.kl_penalty, KL_PENALTIES, "algorithm.kl_penalty")
+        _find_kl(algorithm.kl_penalty, "algorithm.kl_penalty")
     if actor.use_kl_loss:
-        _find("KL estimator", actor.kl_loss_type, KL_PENALTIES, "actor_rollout_ref.actor.kl_loss_type")
+        _find_kl(actor.kl_loss_type, "actor_rollout_ref.actor.kl_loss_type")
     if algorithm.use_pf_ppo:
         method = algorithm.pf_ppo.reweight_method
         _find("method", method, REWEIGHT_METHODS, "algorithm.pf_ppo.reweight_method")
@@ -37,8 +37,12 @@ def check_names(config: Any) -> None:
 
 
 def _find(what: str, name: str, known: tuple[str, ...], key: str) -> None:
-    if name.removesuffix("+") not in known:  # k3+: the straight-through form of k3
+    if name not in known:
         raise ValueError(unknown_name(what, name, known, key))
+
+
+def _find_kl(name: str, key: str) -> None:
+    _find("KL estimator", name.removesuffix("+"), KL_PENALTIES, key)  # k3+: the straight-through form of k3
 
 
 def _check_thresholds(correction: Any) -> None:

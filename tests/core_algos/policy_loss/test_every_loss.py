@@ -1,27 +1,27 @@
 """What holds for every policy loss, with every aggregation and with or without rollout-correction weights."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from batches import Batch, assert_same, batches
 from hypothesis import given, settings
 
+from minirl.config import apply_bypass_mode, compose
 from minirl.core_algos.agg_loss import LOSS_AGG_MODES
 from minirl.core_algos.policy_loss import POLICY_LOSS_REGISTRY, get_policy_loss_fn
 from minirl.core_algos.rollout_correction import PRESETS
 
 # their choice of tokens is made within a micro-batch, in verl as here: by its means and its number of tokens
 CHOOSES_WITHIN_THE_MICRO_BATCH = {"clip_cov", "kl_cov"}
-CONFIG = SimpleNamespace(
-    clip_ratio=0.2,
-    clip_ratio_low=0.2,
-    clip_ratio_high=0.28,
-    clip_ratio_c=3.0,
-    tau_pos=1.0,
-    tau_neg=1.05,
-    policy_loss=SimpleNamespace(dro_beta=0.1, rollout_correction=PRESETS["bypass_pg_geo_rs_token_tis"]),
+ACTOR = "actor_rollout_ref.actor"
+RUN = compose(
+    [
+        "algorithm.adv_estimator=grpo",
+        f"{ACTOR}.clip_ratio_high=0.28",
+        f"{ACTOR}.policy_loss.dro_beta=0.1",
+        *PRESETS["bypass_pg_geo_rs_token_tis"].overrides(),
+    ]
 )
+apply_bypass_mode(RUN)
 
 
 def loss_and_gradient(
@@ -34,7 +34,7 @@ def loss_and_gradient(
         b.advantages[rows],
         b.response_mask[rows],
         loss_agg_mode=mode,
-        config=CONFIG,
+        config=RUN.actor_rollout_ref.actor,
         rollout_is_weights=b.rollout_is_weights[rows] if weighted else None,
         **info,
     )

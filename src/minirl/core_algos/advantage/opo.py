@@ -23,7 +23,7 @@ def compute_opo_outcome_advantage(
 
     A long response has a large gradient, so its score should count more in the baseline. A group in which
     every response is empty has the baseline 0 (verl divides 0 by 0 and returns NaN).
-    Paper: https://arxiv.org/abs/2505.23585. Cost: three passes over [B, R].
+    Paper: https://arxiv.org/abs/2505.23585. Cost: 5 passes over [B, R].
     verl: verl.trainer.ppo.core_algos:compute_opo_outcome_advantage
     """
     scores = token_level_rewards.sum(dim=-1)

@@ -29,7 +29,7 @@ def compute_grpo_passk_outcome_advantage(
     When the best score is shared, nobody gets anything. With 0/1 rewards a group teaches only if exactly one
     answer is right.
     Raises ValueError for a group of one: set rollout.n to at least 2.
-    Paper: https://arxiv.org/abs/2503.19595. Cost: one pass over [B, R] and a sort of B numbers.
+    Paper: https://arxiv.org/abs/2503.19595. Cost: 4 passes over [B, R] and a sort of B numbers.
     verl: verl.trainer.ppo.core_algos:compute_grpo_passk_outcome_advantage
     """
     scores = token_level_rewards.sum(dim=-1)

@@ -49,8 +49,8 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     """A = m·whiten(S_i - μ_g; m): GRPO's baseline, but one spread for the whole batch instead of σ_g.
 
     So a group with hardly any spread is not blown up to the size of the others. μ_g = 0 for a row alone.
-    Paper: https://arxiv.org/abs/2501.03262. Cost: 5 passes over [B, R]: a row is one
-    number until the end, and whitening weighs it by its length.
+    Paper: https://arxiv.org/abs/2501.03262. Cost: 5 passes over [B, R]: a row is one number until
+    the end, and whitening weighs it by its length.
     verl: verl.trainer.ppo.core_algos:compute_reinforce_plus_plus_baseline_outcome_advantage
     """
     scores = token_level_rewards.sum(dim=-1)
