@@ -291,10 +291,10 @@ def test_trl_s_metric_names_and_default_loss_are_in_its_source():
 
 
 @pytest.mark.slow
-def test_two_steps_of_the_official_options_give_the_same_metrics_in_verl_and_minirl():
+def test_two_steps_of_the_official_options_give_the_same_metrics_in_verl_and_minirl(caplog):
     from minirl.verl_bridge import VerlTrainer
 
-    logging.getLogger("minirl.config").setLevel(logging.ERROR)
+    caplog.set_level(logging.ERROR, logger="minirl.config")
     sized = ("_files", "model.path", "length", "batch_size", ".lr", "rollout.name", "gpus_per_node")
     sized += ("logger", "freq")
     kept = [f"{o.key}={o.value}" for o in script().options if not o.key.endswith(sized)]
@@ -310,11 +310,11 @@ def test_two_steps_of_the_official_options_give_the_same_metrics_in_verl_and_min
 
 
 @pytest.mark.slow
-def test_the_ratio_of_the_critic_s_two_losses_is_the_number_of_micro_batches():
+def test_the_ratio_of_the_critic_s_two_losses_is_the_number_of_micro_batches(caplog):
     """Cut by rows, as the bridge does; verl's critic cuts by tokens, then the number differs a little."""
     from minirl.verl_bridge import VerlTrainer
 
-    logging.getLogger("minirl.config").setLevel(logging.ERROR)
+    caplog.set_level(logging.ERROR, logger="minirl.config")
     small = ["data.train_batch_size=16", "actor_rollout_ref.actor.ppo_mini_batch_size=16"]
     small += ["actor_rollout_ref.rollout.n=1", "algorithm.adv_estimator=gae", *QUIET]
     for rows in (16, 4):
