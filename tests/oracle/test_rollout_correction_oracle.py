@@ -1,14 +1,13 @@
 """Rollout correction against the pinned verl: weights, masks, every metric, every preset."""
 
 import dataclasses
-import inspect
 
 import pytest
 import torch
 from batches import DTYPES, assert_same, assert_same_metrics, batches, check_on_batches
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from oracle.verl_functions import ALWAYS_ZERO, later, names_compared, rollout_corr_helper
+from oracle.verl_functions import ALWAYS_ZERO, later_module, names_compared, rollout_corr_helper
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
 
 import minirl.core_algos.rollout_correction as ours
@@ -16,6 +15,7 @@ from minirl.pin import verl_root
 
 pytestmark = pytest.mark.oracle
 
+LATER_HELPER = later_module(rollout_corr_helper.__name__)
 LEVELS = sorted(names_compared(rollout_corr_helper, "compute_rollout_correction_weights"))
 RS_OPTIONS = sorted(rollout_corr_helper.SUPPORTED_ROLLOUT_RS_OPTIONS)
 PRESETS = [name for name, member in vars(RolloutCorrectionConfig).items() if isinstance(member, classmethod)]
@@ -53,9 +53,6 @@ def test_the_rejection_options_are_the_pins():
 @pytest.mark.parametrize("normalize", [False, True], ids=["", "batch-normalised"])
 @pytest.mark.parametrize("level", LEVELS)
 def test_weights_and_their_metrics_equal_the_pins(level, normalize, dtype):
-    patched = dict(vars(rollout_corr_helper)) | later(rollout_corr_helper, "compute_is_metrics")
-    exec(inspect.getsource(rollout_corr_helper.compute_rollout_correction_weights), patched)
-
     def check(b, threshold):
         call = (b.old_log_probs.to(dtype) - b.rollout_log_probs.to(dtype), b.response_mask)
         options = dict(rollout_is=level, rollout_is_threshold=threshold, rollout_is_batch_normalize=normalize)
@@ -66,7 +63,7 @@ def test_weights_and_their_metrics_equal_the_pins(level, normalize, dtype):
             assert (weights == 0).all() and metrics["rollout_is_eff_sample_size"] == 0.0
             return
         assert_same(weights, theirs, dtype)
-        _, later_metrics = patched["compute_rollout_correction_weights"](*call, **options)
+        _, later_metrics = LATER_HELPER.compute_rollout_correction_weights(*call, **options)
         assert_same_metrics(metrics, later_metrics, dtype)
 
     check_on_batches(check, batches(), IS_THRESHOLDS)

@@ -1,13 +1,17 @@
-"""verl's own functions for the oracle tests: the pinned modules, and single functions of the later version.
+"""verl's own functions for the oracle tests: the pinned modules, and those of the later version beside them.
 
-The later version cannot be imported beside the pinned one (one name, `verl`), so the source of a function of
-0.9.1 is run inside the namespace of the pinned module.
+Both versions call themselves `verl`. The pinned one stays importable as usual; modules of 0.9.1 are imported
+and called inside `with verl_of(LATER)`, which exchanges the two sets of modules.
 """
 
 import ast
-from collections.abc import Callable
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
 
-from minirl.pin import LATER, PIN, find_symbol, use_verl
+from minirl.pin import LATER, PIN, find_symbol, use_verl, verl_root
 
 use_verl()
 
@@ -18,26 +22,49 @@ from verl.workers.config import ActorConfig  # noqa: E402
 __all__ = [
     "ALWAYS_ZERO",
     "ActorConfig",
+    "Options",
     "actor_config",
     "core_algos",
-    "later",
+    "later_module",
     "names_compared",
     "rollout_corr_helper",
+    "verl_of",
 ]
 
 # metrics that 0.8.0 takes from the truncated weights and 0.9.1, like us, from the raw ones
 ALWAYS_ZERO = ("rollout_corr/rollout_is_seq_fraction_high", "rollout_corr/rollout_is_seq_fraction_low")
 
+_aside: dict[str, dict[str, ModuleType]] = {LATER: {}}  # version -> its modules while they are not in use
 
-def later(module, *names: str) -> dict[str, Callable]:
-    """Functions `names` of `module` as they are in the later version; they see each other, not the pinned."""
-    namespace = dict(vars(module))
-    for name in names:
-        source = "\n".join(find_symbol(f"{module.__name__}:{name}", LATER).lines)
-        tree = ast.parse(source)
-        tree.body[0].decorator_list = []  # registering would overwrite the pinned function
-        exec(compile(tree, f"<verl {LATER} {name}>", "exec"), namespace)
-    return {name: namespace[name] for name in names}
+
+@contextmanager
+def verl_of(version: str) -> Iterator[None]:
+    """Inside, `import verl` (also one in the body of a function that is called) means that version."""
+    if version == PIN:
+        yield
+        return
+    root, pinned_root = str(verl_root(version)), str(verl_root())
+
+    def loaded() -> dict[str, ModuleType]:
+        names = [name for name in sys.modules if name.split(".")[0] == "verl"]
+        return {name: sys.modules.pop(name) for name in names}
+
+    pinned = loaded()
+    sys.modules.update(_aside[version])
+    place = sys.path.index(pinned_root)
+    sys.path[place] = root
+    try:
+        yield
+    finally:
+        sys.path[place] = pinned_root
+        _aside[version] = loaded()
+        sys.modules.update(pinned)
+
+
+def later_module(name: str) -> ModuleType:
+    """Module `name` of verl 0.9.1."""
+    with verl_of(LATER):
+        return importlib.import_module(name)
 
 
 def names_compared(module, name: str, version: str = PIN) -> set[str]:
@@ -48,6 +75,16 @@ def names_compared(module, name: str, version: str = PIN) -> set[str]:
     return {constant.value for constant in constants if isinstance(constant.value, str)}
 
 
-def actor_config(**options) -> ActorConfig:
-    """verl's ActorConfig with what it insists on, and `options`."""
-    return ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, **options)
+class Options(SimpleNamespace):
+    """Attributes that can also be read as verl reads some of its options: `.get(name, default)`."""
+
+    def get(self, name: str, default=None):
+        return getattr(self, name, default)
+
+
+def actor_config(policy_loss: dict | None = None, algos: ModuleType = core_algos, **options) -> ActorConfig:
+    """The ActorConfig of this verl: what it insists on, `options`, and nothing else in its `policy_loss`."""
+    config = algos.ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, **options)
+    if policy_loss is not None:
+        object.__setattr__(config, "policy_loss", Options(**policy_loss))  # it is frozen
+    return config
