@@ -14,7 +14,7 @@ def test_members_are_found_wherever_they_stand():
     groups = Groups(INDEX)
     assert groups.labels == ["a", "b"]
     assert groups.ids.tolist() == [0, 1, 0, 0, 1]
-    assert groups.size.tolist() == [3, 2, 3, 3, 2]
+    assert groups.rows_in_group.tolist() == [3, 2, 3, 3, 2]
 
 
 def test_mean_and_unbiased_std_of_a_group():

@@ -125,7 +125,7 @@ def test_group_mean_and_std_equal_the_pins(dtype):
         groups = Groups(b.index)
         assert_same(groups.baseline(scores), mean[ids], dtype)
         assert_same(groups.std(scores), std[ids], dtype)
-        assert torch.equal(groups.size, count[ids].long())
+        assert torch.equal(groups.rows_in_group, count[ids].long())
 
     check_on_batches(check, batches())
 

@@ -21,25 +21,33 @@ class Groups:
     """
 
     def __init__(self, index: Sequence | Tensor, device: torch.device | str = "cpu") -> None:
-        """`index`: one hashable label per row (verl's `uid`), in any order."""
+        """`index`: one hashable label per row (verl's `uid`), in any order.
+
+        Statistics of values with another number of rows raise ValueError.
+        """
         labels = index.tolist() if hasattr(index, "tolist") else list(index)
-        first_seen: dict = {}
-        ids = [first_seen.setdefault(label, len(first_seen)) for label in labels]
-        self.labels = list(first_seen)
-        self.ids = torch.from_numpy(np.array(ids, dtype=np.int64)).to(
-            device
-        )  # [B]; torch.tensor(list) is slow
+        self.labels = list(dict.fromkeys(labels))
+        number = {label: i for i, label in enumerate(self.labels)}
+        ids = np.fromiter(map(number.__getitem__, labels), dtype=np.int64, count=len(labels))
+        self.ids = torch.from_numpy(ids).to(device)  # [B]
         self.sizes = torch.bincount(self.ids, minlength=len(self.labels))  # [number of groups]
 
     @property
-    def size(self) -> Tensor:
+    def rows_in_group(self) -> Tensor:
         """[B]: number of rows in each row's group."""
         return self.sizes[self.ids]
 
     def totals(self, values: Tensor) -> Tensor:
         """[B, ..] -> [number of groups, ..]: one sum per group."""
+        self._check_rows(values)
         sums = values.new_zeros((len(self.labels), *values.shape[1:]))
         return sums.index_add_(0, self.ids, values)
+
+    def _check_rows(self, values: Tensor) -> None:
+        if len(values) != len(self.ids):
+            raise ValueError(
+                f"index has {len(self.ids)} entries for {len(values)} rows: give every row its prompt's uid"
+            )
 
     def sum(self, values: Tensor) -> Tensor:
         """[B, ..] -> [B, ..]: the sum over each row's group, handed to every row of the group."""
@@ -51,7 +59,7 @@ class Groups:
 
     def baseline(self, scores: Tensor) -> Tensor:
         """[B], float64: μ_g, but 0 for a row that is alone: there is nobody to compare it with."""
-        return torch.where(self.size > 1, self.mean(scores), 0.0)
+        return torch.where(self.rows_in_group > 1, self.mean(scores), 0.0)
 
     def std(self, scores: Tensor) -> Tensor:
         """[B], float64: σ_g with n-1 in the denominator, 1 for a row that is alone."""
@@ -64,6 +72,7 @@ class Groups:
 
         For a group of one the second is the row itself.
         """
+        self._check_rows(values)
         by_value = torch.argsort(values, descending=True, stable=True)
         order = by_value[torch.argsort(self.ids[by_value], stable=True)]  # groups in turn, best row first
         first = self.sizes.cumsum(0) - self.sizes

@@ -127,10 +127,30 @@ def test_gdpo_takes_its_columns_by_name_and_says_what_is_missing():
     assert scores.tolist() == [[0.5, 1.0], [1.0, 0.0]] and scores.dtype == torch.float32
     with pytest.raises(ValueError, match="names 'style'.*correct, format"):
         adv.gdpo_component_scores(columns, ["style"])
+    for column in (["good", "bad"], [None, [1.0]]):
+        with pytest.raises(ValueError, match="names 'style', whose values are no numbers"):
+            adv.gdpo_component_scores({"style": np.array(column, dtype=object)}, ["style"])
     with pytest.raises(ValueError, match="gdpo_reward_keys is empty"):
         adv.gdpo_component_scores(columns, [])
     with pytest.raises(ValueError, match="gdpo_reward_weights has 1 entries for 2 keys"):
         adv.compute_gdpo_outcome_advantage(scores, MASK[:2], ["a", "a"], gdpo_reward_weights=[1.0])
+
+
+@pytest.mark.parametrize("name", ["grpo", "grpo_passk", "gpg", "opo", "reinforce_plus_plus_baseline", "rloo"])
+def test_an_index_of_another_length_is_refused_with_both_numbers(name):
+    with pytest.raises(ValueError, match="index has 3 entries for 4 rows: give every row"):
+        adv.get_adv_estimator_fn(name)(SCORES.unsqueeze(-1) * MASK, MASK, ["a", "a", "a"])
+
+
+def test_opo_counts_long_responses_exactly_in_bfloat16():
+    # bfloat16 knows neither 257 nor 259, only 256 and 260: the baseline would be -7.9 instead of -4.0
+    mask = (torch.arange(259) < torch.tensor([[257], [259]])).long()
+    rewards = torch.zeros(2, 259, dtype=torch.bfloat16)
+    rewards[:, 0] = torch.tensor([1024.0, -1024.0])
+    advantages, _ = adv.compute_opo_outcome_advantage(rewards, mask, ["a", "a"])
+    baseline = 1024 * (257 - 259) / (257 + 259)
+    exact = torch.tensor([1024 - baseline, -1024 - baseline])
+    assert advantages[:, 0].tolist() == exact.to(torch.bfloat16).tolist() == [1024.0, -1020.0]
 
 
 def test_remax_subtracts_the_greedy_score_from_the_reward_to_go():

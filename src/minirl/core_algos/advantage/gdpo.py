@@ -58,7 +58,7 @@ def gdpo_component_scores(
 ) -> Tensor:
     """[K, B] float32: the columns `algorithm.gdpo_reward_keys` of what compute_score returned.
 
-    Raises ValueError when there are no keys or a key is not a column.
+    Raises ValueError when there are no keys, a key is not a column, or a column does not hold numbers.
     """
     if not gdpo_reward_keys:
         raise ValueError("algorithm.gdpo_reward_keys is empty: list the keys that compute_score returns")
@@ -68,6 +68,14 @@ def gdpo_component_scores(
                 f"algorithm.gdpo_reward_keys names '{key}', but compute_score returned no such key "
                 f"(there are: {', '.join(sorted(non_tensor_batch))})"
             )
-    return torch.stack(
-        [torch.from_numpy(np.asarray(non_tensor_batch[key], dtype=np.float32)) for key in gdpo_reward_keys]
-    )
+    return torch.stack([_numbers(key, non_tensor_batch[key]) for key in gdpo_reward_keys])
+
+
+def _numbers(key: str, column: np.ndarray) -> Tensor:
+    try:
+        return torch.from_numpy(np.asarray(column, dtype=np.float32))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"algorithm.gdpo_reward_keys names '{key}', whose values are no numbers, such as {column[0]!r}: "
+            "name keys for which compute_score returns a number"
+        ) from None

@@ -30,6 +30,6 @@ def compute_opo_outcome_advantage(
     lengths = response_mask.sum(dim=-1).double()
     groups = Groups(index, device=scores.device)
     baseline = groups.sum(lengths * scores) / groups.sum(lengths).clamp(min=1)
-    row_advantages = scores - torch.where(groups.size > 1, baseline, 0.0)
+    row_advantages = scores - torch.where(groups.rows_in_group > 1, baseline, 0.0)
     advantages = spread_over_tokens(row_advantages.to(scores.dtype), response_mask)
     return advantages, advantages

@@ -50,4 +50,4 @@ def compute_rloo_vectorized_outcome_advantage(
 
 def _others_share(groups: Groups) -> Tensor:
     """[B]: n/(n-1), which makes the distance to the others' mean of that to the group's mean; 1 if n = 1."""
-    return groups.size / (groups.size - 1).clamp(min=1)
+    return groups.rows_in_group / (groups.rows_in_group - 1).clamp(min=1)
