@@ -1,11 +1,12 @@
-"""Loads an object that the user names by file and name: a reward function, a dataset class.
+"""Loads what the user wrote: an object by file and name (a reward function, a dataset class), whole modules.
 
 in: "path/to/file.py" or "pkg://package.module", and a name -> out: the object.
-verl: verl.utils.import_utils:load_extern_object
+verl: verl.utils.import_utils:load_extern_object, import_external_libs
 """
 
 import importlib
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,22 @@ def load_extern_object(module_path: str, object_name: str, key: str) -> Any:
             f"{key}.name={object_name}: not in {module_path}, which has {', '.join(names) or 'none'}"
         )
     return vars(module)[object_name]
+
+
+def import_external_libs(external_lib: str | Sequence[str] | None) -> None:
+    """Import `actor_rollout_ref.model.external_lib`: what it registers is then known in this process.
+
+    Raises ValueError for a module that is not found or fails while it is imported.
+    verl: verl.utils.import_utils:import_external_libs
+    """
+    for name in [external_lib] if isinstance(external_lib, str) else external_lib or []:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # whatever the user's module raises while it is executed
+            raise ValueError(
+                f"actor_rollout_ref.model.external_lib={name}: importing it raised "
+                f"{type(error).__name__}: {error}; give the name of a module on PYTHONPATH"
+            ) from error
 
 
 def _load_file(path: Path, key: str):

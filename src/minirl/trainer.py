@@ -35,6 +35,7 @@ from minirl.core_algos.rollout_correction import (
     correction_options,
 )
 from minirl.data.dataset import create_dataloaders
+from minirl.extern import import_external_libs
 from minirl.metrics import (
     calculate_debug_metrics,
     compute_data_metrics,
@@ -102,6 +103,7 @@ class PPOTrainer:
 
     def __init__(self, config: DictConfig, *, compute_score: Callable | None = None) -> None:
         validate(config)
+        import_external_libs(config.actor_rollout_ref.model.external_lib)
         check_names(config)
         self.config = config
         torch.set_num_threads(config.minirl.num_threads)

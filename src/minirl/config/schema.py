@@ -43,6 +43,7 @@ class Data:
 class Model:
     path: str = MISSING
     tokenizer_path: str | None = MISSING
+    external_lib: Any = MISSING  # str, list[str] or null
 
 
 @dataclass

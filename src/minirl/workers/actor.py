@@ -13,6 +13,7 @@ import torch
 from omegaconf import DictConfig
 
 from minirl.core_algos.distillation import uses_topk
+from minirl.extern import import_external_libs
 from minirl.protocol import DataProto
 from minirl.single_controller.decorator import Dispatch, collect_rank_zero, dispatch_one_to_all, register
 from minirl.workers.losses import distillation_ppo_loss, ppo_loss
@@ -32,6 +33,7 @@ class ActorWorker(TrainingWorker):
         device: str = "cpu",
         group: ProcessGroup | None = None,
     ) -> None:
+        import_external_libs(config.model.external_lib)  # a process of its own under Ray
         actor, rollout = config.actor, config.rollout
         self.config = actor
         loss_fn, self.keep_logits = partial(ppo_loss, actor), False
