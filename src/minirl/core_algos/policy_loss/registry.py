@@ -22,8 +22,9 @@ POLICY_LOSS_REGISTRY = Registry("policy loss", "actor_rollout_ref.actor.policy_l
 
 
 def register_policy_loss(*names: str | Enum) -> Callable[[F], F]:
-    """Decorator that files a policy loss under each of `names`.
+    """Decorator that files a policy loss under each of `names`, in the process that imports its module.
 
+    With `actor_rollout_ref.model.external_lib=your_module` every process does.
     Raises ValueError when a name is taken, or when the function cannot be told the sizes of the mini-batch:
     verl leaves them in `config.global_batch_info`, here they are arguments.
     """
