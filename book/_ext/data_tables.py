@@ -93,14 +93,14 @@ class MetricTable(DataTable):
     file, label = "metrics.yml", "指标表"
     fields = ("key", "formula", "symbol", "healthy", "bad", "chapter")
     optional = ("chapter",)
-    head = ("指标", "怎么算", "verl 符号", "正常的样子", "不正常时", "章节")
+    head = ("指标", "怎么算", "正常的样子", "不正常时", "verl 符号", "章节")
 
     def row(self, row: dict) -> nodes.Node:
-        name = raw(f'<th scope="row"><code>{escape(row["key"])}</code></th>')
+        name = raw(f'<th scope="row"><code>{may_break(escape(row["key"]), after="/,")}</code></th>')
         symbol = raw(f"<td>{symbol_link(row['symbol'])}</td>")
         return part(
-            "tr", name, self.words(row["formula"]), symbol, self.words(row["healthy"]),
-            self.words(row["bad"]), self.chapter(row.get("chapter")), id=f"metric-{row['key']}",
+            "tr", name, self.words(row["formula"]), self.words(row["healthy"]), self.words(row["bad"]),
+            symbol, self.chapter(row.get("chapter")), id=f"metric-{row['key']}",
         )  # fmt: skip
 
 
@@ -108,7 +108,7 @@ class ConfigTable(DataTable):
     file, label = "config_keys.yml", "配置表"
     fields = ("key", "reader", "unit", "note", "chapter")
     optional = ("unit", "note", "chapter")
-    head = ("配置", f"默认值（{PIN}）", "谁用它", "单位", "说明", "章节")
+    head = ("配置", "说明", f"默认值（{PIN}）", "单位", "谁用它", "章节")
 
     def row(self, row: dict) -> nodes.Node:
         value = json.dumps(default_of(row["key"]), ensure_ascii=False)
@@ -117,8 +117,8 @@ class ConfigTable(DataTable):
         name = raw(f'<th scope="row"><code>{may_break(escape(row["key"]))}</code></th>')
         default = raw(f"<td{' class=long' * (len(value) > 24)}><code>{escape(value)}</code></td>")
         return part(
-            "tr", name, default, used, part("td", row.get("unit", "")),
-            self.words(row.get("note", "")), self.chapter(row.get("chapter")), id=f"config-{row['key']}",
+            "tr", name, self.words(row.get("note", "")), default, part("td", row.get("unit", "")), used,
+            self.chapter(row.get("chapter")), id=f"config-{row['key']}",
         )  # fmt: skip
 
 

@@ -32,8 +32,11 @@ def part(tag: str, *children: nodes.Node | str, **attributes: str | bool | None)
 
 
 def may_break(escaped: str, after: str = ".") -> str:
-    """A long name in a table may break after any of these characters, and nowhere else."""
-    return re.sub(f"([{re.escape(after)}])", r"\1<wbr>", escaped)
+    """A long name in a table may break after any of these characters, and nowhere else.
+
+    Underscores that begin or end a name stay with it: RayPPOTrainer.|_balance_|batch, but __getitem__.
+    """
+    return re.sub(rf"(?<![._])([{re.escape(after)}])(?!(?<=_)_|$)", r"\1<wbr>", escaped)
 
 
 def raw(html: str) -> nodes.raw:

@@ -17,7 +17,7 @@ import minirl.ledger
 from minirl.ledger import LEDGER, LETTERS, STATIONS, Field
 from minirl.pin import find_symbol
 
-_HEAD = ("键", "容器", "形状", "dtype", "谁写", "谁读", "说明")
+_HEAD = ("键", "说明", "容器和形状", "谁写", "谁读")
 
 
 class FieldTable(BookDirective):
@@ -59,15 +59,15 @@ def _table(fields: list[Field]) -> str:
 
 
 def _row(field: Field) -> str:
-    shape = ", ".join(field.dims.split())
+    shape = f"<code>[{', '.join(field.dims.split())}]</code>" if field.dims else "一个值"
     only = '<span class="only-minirl">只在 minirl</span>' if field.minirl_only else ""
+    name = f"<code>{may_break(escape(field.name), after='_')}</code>"
     words = escape(field.zh) + (f"<br><small>{escape(field.note)}</small>" if field.note else "")
     readers = "<br>".join(symbol_link(reader) for reader in field.readers) or "没有读者"
     return (
-        f'<tr><th scope="row" id="field-{escape(field.name)}"><code>{escape(field.name)}</code>{only}</th>'
-        f"<td><code>{field.container}</code></td><td>{f'<code>[{shape}]</code>' if shape else '一个值'}</td>"
-        f"<td><code>{field.dtype}</code></td><td>{symbol_link(field.symbol)}</td><td>{readers}</td>"
-        f'<td class="plain">{words}</td></tr>'
+        f'<tr><th scope="row" id="field-{escape(field.name)}">{name}{only}</th><td class="plain">{words}</td>'
+        f"<td><code>{field.container}</code><br>{shape} <code>{field.dtype}</code></td>"
+        f"<td>{symbol_link(field.symbol)}</td><td>{readers}</td></tr>"
     )
 
 

@@ -9,6 +9,7 @@ from chinese_search import BigramSearch
 from chinese_strings import mend
 from data_tables import default_of
 from excerpt import AnchorError, cut, drift
+from html_part import may_break
 from katex_math import KATEX, Katex, TexError
 from phone_tables import stand_up
 from quiz_schema import QuizError, load_quiz, normalise
@@ -284,3 +285,15 @@ def test_a_long_name_in_the_first_column_may_break_at_its_dots_and_nowhere_else(
     first, _, last = stacked.partition('data-label="形状"')
     assert long.replace(".", ".<wbr>") in first and short in first
     assert long in last and "<wbr>" not in last
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("RayPPOTrainer._balance_batch", "RayPPOTrainer.|_balance_|batch"),
+        ("RLHFDataset.__getitem__", "RLHFDataset.|__getitem__"),
+        ("__do_sample__", "__do_|sample__"),
+    ],
+)
+def test_a_name_keeps_the_underscores_it_begins_or_ends_with(name, broken):
+    assert may_break(name, after="._") == broken.replace("|", "<wbr>")

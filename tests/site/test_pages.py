@@ -63,6 +63,18 @@ def test_no_page_overflows_or_asks_outside_or_throws(browser, address, scheme, w
     assert not problems, "\n".join(problems)
 
 
+def test_on_a_desktop_a_reference_table_shows_all_its_columns(browser, address):
+    page = browser.new_page(viewport={"width": 1400, "height": 850})
+    over = "[...document.querySelectorAll('.wide-table')].map(table => table.scrollWidth - table.clientWidth)"
+    tools = [name for name in pages() if name.startswith("book/tools/")]
+    assert len(tools) >= 4
+    for name in tools:
+        page.goto(f"{address}/{name}")
+        widths = page.evaluate(over)
+        assert widths and max(widths) <= 0, f"{name}: columns cut off: {widths}"
+    page.close()
+
+
 def test_the_icon_font_has_every_icon_that_the_styles_name(built):
     static = built / "_static"
     sheets = [sheet.read_text(encoding="utf-8") for sheet in static.rglob("*.css")]
