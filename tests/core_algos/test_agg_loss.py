@@ -95,3 +95,8 @@ def test_the_global_counts_are_demanded_on_several_ranks():
 def test_an_unknown_mode_is_answered_with_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'token-mean'"):
         agg_loss(LOSSES, MASK, "token_mean")
+
+
+def test_the_norm_divides_by_the_padded_width_not_by_the_rows():
+    ones = torch.ones(2, 4)
+    assert agg_loss(ones, ones.long(), "seq-mean-token-sum-norm") == 4 / 4

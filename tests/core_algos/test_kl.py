@@ -113,3 +113,17 @@ def test_the_penalty_lowers_the_reward_of_generated_tokens_only():
     # mean over rows of the row's mean: (0.75 + 0) / 2; the coefficient reported is the one that was used
     assert metrics == pytest.approx({"actor/reward_kl_penalty": 0.375, "actor/reward_kl_penalty_coeff": 0.1})
     assert controller.value == pytest.approx(0.1 * (1 - 0.2 * 2 / 2))
+
+
+def test_the_adaptive_controller_takes_target_and_horizon_from_their_own_keys():
+    config = SimpleNamespace(type="adaptive", kl_coef=0.1, target_kl=2.0, horizon=10)
+    controller = get_kl_controller(config)
+    assert (controller.value, controller.target, controller.horizon) == (0.1, 2.0, 10)
+
+
+def test_the_penalty_uses_the_estimator_that_is_named():
+    one = torch.ones(1, 1)
+    rewards, _ = apply_kl_penalty(
+        one, -2 * one, -5 * one, one.long(), kl_ctrl=FixedKLController(0.1), kl_penalty_name="k2"
+    )
+    assert rewards.item() == pytest.approx(1 - 0.1 * 4.5)  # ½·3²; k1 would take off 0.3

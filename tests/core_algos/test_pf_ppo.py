@@ -35,3 +35,26 @@ def test_a_batch_without_any_score_can_still_be_drawn_from():
 def test_another_method_is_refused():
     with pytest.raises(ValueError, match="did you mean 'max_min'"):
         pf_ppo_weights(SCORES, reweight_method="maxmin")
+
+
+def test_the_score_of_a_row_is_the_sum_of_its_tokens_wherever_they_stand():
+    scores = torch.tensor([[0.0, 2.0, 0.0], [3.0, 0.0, -3.0]])  # row 1 sums to 0
+    assert pf_ppo_indices(scores).tolist() == [0, 0]
+
+
+def test_method_and_power_reach_the_weights():
+    scores = torch.tensor([0.5, 1.0]).repeat(1000)[:, None]
+
+    def share_of_the_better(**options):
+        drawn = pf_ppo_indices(scores, generator=torch.Generator().manual_seed(0), **options) % 2
+        return drawn.float().mean().item()
+
+    assert share_of_the_better() == pytest.approx(1 / 1.25, abs=0.03)
+    assert share_of_the_better(weight_pow=1.0) == pytest.approx(1 / 1.5, abs=0.03)
+    assert share_of_the_better(reweight_method="max_min") == pytest.approx(0.5, abs=0.03)
+
+
+def test_the_draw_comes_from_the_given_generator():
+    scores = torch.rand(50, 1)
+    one, other = (pf_ppo_indices(scores, generator=torch.Generator().manual_seed(3)) for _ in range(2))
+    assert torch.equal(one, other)

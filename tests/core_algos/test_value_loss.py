@@ -47,3 +47,20 @@ def test_a_clip_range_wider_than_the_step_is_the_plain_squared_error():
     loss, clipfrac, _ = run([0.1, 0.2, 0.3, 0.0], loss_agg_mode="token-sum")
     assert loss == pytest.approx(0.5 * (0.81 + 0.64 + 1.69))
     assert clipfrac == 0.0
+
+
+def test_the_band_lies_around_the_values_of_the_rollout_and_has_two_edges():
+    # band 2 ± 0.5: 1 is clipped to 1.5, 4 to 2.5; returns 0 and 3
+    vpreds, returns = torch.tensor([[1.0, 4.0]]), torch.tensor([[0.0, 3.0]])
+    values = torch.full((1, 2), 2.0)
+    loss, clipfrac = compute_value_loss(vpreds, returns, values, torch.ones(1, 2), cliprange_value=0.5)
+    # 1.5² > 1²: the edge counts; (4 - 3)² > (2.5 - 3)²: the free error counts
+    assert loss.item() == pytest.approx(0.5 * (2.25 + 1.0) / 2)
+    assert clipfrac.item() == 0.5
+
+
+def test_the_clip_fraction_counts_only_tokens_whose_clipped_error_is_the_larger():
+    vpreds, zeros = torch.tensor([[2.0, 2.0, 2.0]]), torch.zeros(1, 3)
+    returns = torch.tensor([[2.0, -1.0, -1.0]])  # towards the return once, away from it twice
+    _, clipfrac = compute_value_loss(vpreds, returns, zeros, torch.ones(1, 3), cliprange_value=0.5)
+    assert clipfrac.item() == pytest.approx(1 / 3)

@@ -190,3 +190,23 @@ def test_tokens_outside_the_mask_get_no_advantage_and_generated_ones_share_the_r
         torch.testing.assert_close(advantages, rows[:, None] * b.response_mask)
 
     check()
+
+
+def test_passk_divides_each_lead_by_the_spread_of_its_own_group():
+    rewards = torch.tensor([[0.0], [2.0], [10.0], [0.0]])
+    index, mask = ["a", "a", "b", "b"], torch.ones(4, 1, dtype=torch.long)
+    advantages, _ = adv.compute_grpo_passk_outcome_advantage(rewards, mask, index)
+    # leads 2 and 10, spreads √2 and 10/√2
+    assert advantages[:, 0].tolist() == pytest.approx([0.0, 2**0.5, 2**0.5, 0.0], rel=1e-5)
+
+
+def test_remax_subtracts_from_each_row_the_baseline_of_its_own_prompt():
+    mask = torch.ones(2, 1, dtype=torch.long)
+    advantages, _ = adv.compute_remax_outcome_advantage(torch.ones(2, 1), torch.tensor([0.25, 1.0]), mask)
+    assert advantages[:, 0].tolist() == [0.75, 0.0]
+
+
+def test_gpg_counts_rows_that_did_not_score_zero_negative_ones_too_and_not_their_tokens():
+    rewards = torch.tensor([[1.0, 1.0], [-1.0, 0.0], [1.0, -1.0], [0.0, 0.0]])  # scores 2, -1, 0, 0
+    advantages, _ = adv.compute_gpg_outcome_advantage(rewards, torch.ones(4, 2), ["a"] * 4)
+    assert advantages[:, 0].tolist() == pytest.approx([2 * (s - 0.25) for s in (2, -1, 0, 0)])

@@ -267,3 +267,53 @@ def test_an_absurd_ratio_stays_finite(name):
     loss, metrics = get_policy_loss_fn(name)(old, new, -ROWS_ADVANTAGES.abs(), ROWS_MASK, config=FULL)
     loss.backward()
     assert loss.isfinite() and new.grad.isfinite().all() and all(math.isfinite(x) for x in metrics.values())
+
+
+@pytest.mark.parametrize("name", sorted(set(ALL) - {"gpg", "kl_cov"}))  # kl_cov reports the mean of |log ρ|
+def test_ppo_kl_is_old_minus_new_log_prob(name):
+    _, _, metrics = rows(name, config=FULL)
+    assert metrics["actor/ppo_kl"] == pytest.approx(-(math.log(1.44) + 3 * math.log(1.1)) / 5, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(set(TOKEN_LOSSES) - {"sapo"}))  # sapo does not read it, as in verl
+def test_loss_agg_mode_is_read_and_the_sizes_of_the_mini_batch_are_handed_on(name):
+    def run(mode, **sizes):
+        torch.manual_seed(0)
+        return rows(name, config=FULL, loss_agg_mode=mode, **sizes)[0]
+
+    total = run("token-sum")
+    assert run("token-mean") == pytest.approx(total / 5, rel=1e-5)
+    assert run("token-mean", batch_num_tokens=50) == pytest.approx(total / 50, rel=1e-5)
+    assert run("seq-mean-token-sum") == pytest.approx(total / 2, rel=1e-5)
+
+
+def test_the_plain_policy_gradient_pushes_a_bad_token_down():
+    assert token("gpg", 1.0, -2.0)[:2] == pytest.approx((2.0 * OLD, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ratio", "advantage", "inside"),
+    [
+        (0.3, 0.1, 3.0, 1.0, False),  # kl = 0.178 > ε_high
+        (0.1, 0.3, 3.0, 1.0, True),
+        (0.3, 0.1, 0.01, -1.0, False),  # kl = 0.49 > ε_low
+        (0.6, 0.1, 0.01, -1.0, True),
+        (0.1, 0.1, 4.0, -1.0, True),  # the wrong way for A < 0: not cut, however far
+    ],
+)
+def test_dppo_kl_has_its_own_bound_for_each_sign(low, high, ratio, advantage, inside):
+    config = SimpleNamespace(clip_ratio=None, clip_ratio_low=low, clip_ratio_high=high)
+    _, gradient, _ = token("dppo_kl", ratio, advantage, config)
+    assert (gradient != 0) == inside
+
+
+def test_the_log_ratio_is_held_at_twenty_on_either_side_and_a_range_of_zero_is_a_range():
+    from minirl.core_algos.ratio import clip_range, safe_log_ratio
+
+    assert safe_log_ratio(torch.tensor([15.0, 30.0, -30.0]), torch.zeros(3)).tolist() == [15.0, 20.0, -20.0]
+    assert clip_range(SimpleNamespace(clip_ratio=0.2, clip_ratio_low=0.0, clip_ratio_high=None)) == (0.0, 0.2)
+
+
+def test_gspo_clips_below_by_low_and_above_by_high():
+    assert token("gspo", 1.5, 1.0)[0] == pytest.approx(-1.3, rel=1e-5)
+    assert token("gspo", 0.5, -1.0)[0] == pytest.approx(0.8, rel=1e-5)
