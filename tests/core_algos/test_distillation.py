@@ -167,3 +167,46 @@ def test_only_the_topk_loss_asks_the_teacher_for_k_tokens():
     assert [name for name in DISTILLATION_LOSS_REGISTRY if uses_topk(name)] == ["forward_kl_topk"]
     with pytest.raises(ValueError, match="did you mean 'k3'"):
         uses_topk("k33")
+
+
+def test_the_metrics_of_the_top_k_by_hand():
+    student = torch.tensor([[0.5, 0.3, 0.1, 0.1], [0.6, 0.2, 0.15, 0.05]]).log()
+    topk = forward_kl_topk(
+        student, torch.tensor([[0.6, 0.3], [0.5, 0.2]]).log(), torch.tensor([[2, 0], [0, 1]])
+    )
+    # position 0 shares token 0 only: -0.3·log(0.3/0.5); position 1 shares both
+    shared = [-0.3 * math.log(0.3 / 0.5), -(0.5 * math.log(0.5 / 0.6) + 0.2 * math.log(1)) / 2]
+    assert topk.overlap_count.tolist() == [1, 2]
+    assert topk.overlap_token_advantage.tolist() == pytest.approx(shared, abs=1e-6)
+    metrics = topk_metrics(topk, torch.ones(2, dtype=torch.long), k=2)
+    assert metrics["distillation/overlap_ratio"] == pytest.approx(3 / 4)
+    for side, low, high in (("student_mass", 0.6, 0.8), ("teacher_mass", 0.7, 0.9)):
+        found = [metrics[f"distillation/{side}{end}"] for end in ("", "_min", "_max")]
+        assert found == pytest.approx([(low + high) / 2, low, high])
+
+
+def test_the_policy_gradient_form_has_its_own_clip_range_weights_and_aggregation():
+    def loss_of(ratio, distance, mode="token-sum", **options):
+        old = torch.tensor([[-2.0]])
+        return distillation_loss(
+            torch.tensor([[distance]]),
+            torch.ones(1, 1),
+            config=config(use_policy_gradient=True, clip_ratio_low=0.1, clip_ratio_high=0.4),
+            loss_agg_mode=mode,
+            log_prob=old + math.log(ratio),
+            old_log_prob=old,
+            **options,
+        )[0].item()
+
+    assert loss_of(2.0, -1.0) == pytest.approx(-1.4)  # A = 1, clipped above
+    assert loss_of(0.5, 1.0) == pytest.approx(0.9)  # A = -1, clipped below
+    assert loss_of(10.0, 1.0) == pytest.approx(3.0)  # the dual clip
+    assert loss_of(1.0, 1.0, rollout_is_weights=torch.full((1, 1), 0.5)) == pytest.approx(0.5)
+    assert loss_of(1.0, 1.0, mode="seq-mean-token-sum", global_batch_size=4) == pytest.approx(0.25)
+
+
+def test_the_estimator_of_the_sampled_token_is_the_one_that_is_named():
+    losses = reverse_kl_estimate(torch.tensor([[-1.0]]), torch.tensor([[-3.0]]), loss_mode="k2")
+    assert losses.item() == 2.0  # ½·2², as it happens the value of k1 too
+    k3 = reverse_kl_estimate(torch.tensor([[-1.0]]), torch.tensor([[-3.0]]), loss_mode="k3")
+    assert k3.item() == pytest.approx(math.exp(-2) + 1)

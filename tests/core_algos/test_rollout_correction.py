@@ -227,3 +227,92 @@ def test_an_empty_mask_and_unequal_shapes_are_refused():
         compute_rollout_correction_and_rejection_mask(zeros, zeros, zeros)
     with pytest.raises(ValueError, match="one shape"):
         compute_rollout_correction_and_rejection_mask(zeros, zeros, torch.ones(1, 3))
+
+
+def test_old_minus_rollout_is_the_log_ratio_of_weights_rejection_and_metrics():
+    old, rollout = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.0, -1.0 - math.log(4.0)]])
+    weights, mask, metrics = compute_rollout_correction_and_rejection_mask(
+        old,
+        rollout,
+        torch.ones(1, 2, dtype=torch.long),
+        rollout_is="token",
+        rollout_is_threshold=3.0,
+        rollout_rs="token_k1",
+        rollout_rs_threshold="0.1_2.0",
+    )
+    assert weights[0].tolist() == pytest.approx([1.0, 3.0])  # 4, truncated
+    assert mask.tolist() == [[1, 0]]
+    assert metrics["rollout_corr/kl"] == pytest.approx(-math.log(4.0) / 2)  # the rejected token counts
+    assert {"rollout_corr/rollout_is_mean", "rollout_corr/rollout_rs_masked_fraction"} <= metrics.keys()
+
+
+def test_metrics_of_sequence_weights_by_hand():
+    log_ratio = torch.log(torch.tensor([[2.0, 2.0], [0.5, 0.5], [0.9, 1.0]]))  # products 4, ¼, 0.9
+    _, m = compute_rollout_correction_weights(
+        log_ratio, torch.ones(3, 2, dtype=torch.long), rollout_is="sequence", rollout_is_threshold=3.0
+    )
+    assert (m["rollout_is_max"], m["rollout_is_min"]) == pytest.approx((4.0, 0.25))
+    assert m["rollout_is_ratio_fraction_high"] == pytest.approx(1 / 3)  # 4 > 3
+    assert m["rollout_is_ratio_fraction_low"] == pytest.approx(1 / 3)  # ¼ < ⅓
+    assert m["rollout_is_seq_mean"] == pytest.approx((3 + 0.25 + 0.9) / 3)  # of what is applied
+    assert (m["rollout_is_seq_max"], m["rollout_is_seq_min"]) == pytest.approx((3.0, 0.25))
+    assert m["rollout_is_seq_std"] == pytest.approx(torch.tensor([3.0, 0.25, 0.9]).std().item())
+    assert m["rollout_is_seq_max_deviation"] == pytest.approx(2.0)
+    assert m["rollout_is_seq_fraction_low"] == pytest.approx(1 / 3)
+
+
+def test_offpolicy_metrics_of_two_rows_and_padding_by_hand():
+    train = torch.tensor([[-1.0, -2.0], [-2.0, -99.0]])
+    rollout = torch.tensor([[-0.5, -1.0], [-3.0, 0.0]])
+    m = compute_offpolicy_metrics(train, rollout, torch.tensor([[1, 1], [1, 0]]))
+    # log-perplexities: training 1.5 and 2, rollout 0.75 and 3
+    assert m["training_log_ppl"] == pytest.approx(1.75) and m["rollout_log_ppl"] == pytest.approx(1.875)
+    assert m["training_ppl"] == pytest.approx((math.exp(1.5) + math.exp(2)) / 2)
+    assert m["rollout_ppl"] == pytest.approx((math.exp(0.75) + math.exp(3)) / 2)
+    assert m["log_ppl_diff"] == pytest.approx((0.75 - 1) / 2)
+    assert m["log_ppl_abs_diff"] == pytest.approx((0.75 + 1) / 2)
+    assert (m["log_ppl_diff_max"], m["log_ppl_diff_min"]) == pytest.approx((0.75, -1.0))
+    assert m["ppl_ratio"] == pytest.approx((math.exp(0.75) + math.exp(-1)) / 2)
+    assert m["kl"] == pytest.approx((0.5 + 1 - 1) / 3)
+
+
+def test_the_bounds_that_the_presets_stand_for():
+    geo = rollout_correction_preset("decoupled_geo_rs")
+    assert (geo.rollout_rs, geo.rollout_rs_threshold) == ("seq_mean_k1", "0.999_1.001")
+    k3 = rollout_correction_preset("bypass_ppo_clip_k3_rs")
+    assert (k3.rollout_rs, k3.rollout_rs_threshold, k3.loss_type) == ("seq_mean_k3", 0.01, "ppo_clip")
+    rows = rollout_correction_preset("decoupled_seq_is_rs")
+    assert (rows.rollout_is, rows.rollout_is_threshold) == ("sequence", 2.0)
+    assert (rows.rollout_rs, rows.rollout_rs_threshold) == ("seq_sum_k1", "0.5_2.0")
+    assert rollout_correction_preset("decoupled_token_is").rollout_is == "token"
+    assert rollout_correction_preset("bypass_pg_geo_rs_seq_tis").rollout_is == "sequence"
+
+
+def test_every_option_is_handed_on():
+    values = dict(
+        rollout_is="sequence",
+        rollout_is_threshold=3.0,
+        rollout_is_batch_normalize=True,
+        rollout_rs="token_k2",
+        rollout_rs_threshold=0.5,
+    )
+    assert correction_options(SimpleNamespace(**values)) == values
+
+
+def test_one_number_as_a_bound_on_k1_means_its_inverse_too():
+    (rejection,) = parse_rejections("token_k1", "4.0")
+    assert (rejection.lower, rejection.upper) == pytest.approx((-math.log(4), math.log(4)))
+
+
+def test_rejection_metrics_of_rows_by_hand():
+    log_ratio = torch.log(torch.tensor([[4.0, 1.0], [0.25, 1.0], [1.0, 1.0], [7.0, 7.0]]))
+    mask = torch.tensor([[1, 1], [1, 1], [1, 1], [0, 0]])  # the empty row counts nowhere
+    _, m = compute_rollout_rejection_mask(
+        log_ratio, mask, rollout_rs="seq_sum_k1", rollout_rs_threshold="0.5_2.0"
+    )
+    m = {key.removeprefix("rollout_rs_seq_sum_k1_"): value for key, value in m.items()}
+    four = math.log(4)
+    assert (m["seq_max"], m["seq_min"], m["seq_max_deviation"]) == pytest.approx((four, -four, four))
+    assert m["seq_mean"] == pytest.approx(0.0) and m["seq_std"] == pytest.approx(four)
+    assert m["seq_fraction_high"] == m["seq_fraction_low"] == pytest.approx(1 / 3)
+    assert m["masked_fraction"] == m["seq_masked_fraction"] == pytest.approx(2 / 3)

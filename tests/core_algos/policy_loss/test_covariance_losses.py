@@ -93,3 +93,25 @@ def test_a_batch_without_a_token_is_no_error():
             torch.zeros(1, 2), one, torch.zeros(1, 2), torch.zeros(1, 2, dtype=torch.long), config=config()
         )
         assert loss.item() == 0.0
+
+
+def test_the_covariance_is_taken_around_the_mean_advantage():
+    shifted = centered_product(ADVANTAGES + 7.0, LOG_PROB, MASK)[0, :4]
+    assert shifted.tolist() == pytest.approx([3.0, 0.0, 1.0, 0.0], abs=1e-4)
+
+
+def test_a_covariance_above_the_upper_bound_is_left_alone():
+    _, gradient, _ = run(compute_policy_loss_clip_cov, clip_cov_ub=2.0)
+    assert [t for t in range(4) if gradient[t] == 0] == [2]  # covariance 1; token 0 has 3
+
+
+@pytest.mark.parametrize(("ratio", "dropped"), [(0.1, 1), (0.49, 1), (0.5, 2)])
+def test_clip_cov_drops_a_share_of_the_generated_tokens_rounded_down_but_at_least_one(ratio, dropped):
+    _, _, metrics = run(compute_policy_loss_clip_cov, clip_cov_ratio=ratio)
+    assert metrics["actor/pg_clipfrac"] == pytest.approx(dropped / 4)
+
+
+def test_kl_cov_penalises_a_step_down_as_much_as_a_step_up_and_at_least_one_token():
+    _, gradient, _ = run(compute_policy_loss_kl_cov, old=LOG_PROB + 0.5, kl_cov_ratio=0.1)
+    ratio = torch.tensor(-0.5).exp().item()
+    assert gradient[:4] == pytest.approx([(-3 * ratio - 0.1) / 4] + [ratio / 4] * 3, rel=1e-4)
