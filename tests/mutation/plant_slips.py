@@ -55,16 +55,18 @@ class OneModuleChanged(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds the module of the slip before the ordinary finders do, and loads the changed text."""
 
     def __init__(self, slip: Slip) -> None:
-        self.name = ".".join([PACKAGE, *slip.module.removesuffix(".py").split("/")])
+        parts = slip.module.removesuffix(".py").removesuffix("/__init__").split("/")
+        self.name, self.is_package = ".".join([PACKAGE, *parts]), slip.module.endswith("/__init__.py")
         self.path = str(SOURCE / slip.module)
         self.text = slip.source()
 
     def find_spec(self, fullname, path, target=None):
-        return (
-            importlib.util.spec_from_loader(fullname, self, origin=self.path)
-            if fullname == self.name
-            else None
-        )
+        if fullname != self.name:
+            return None
+        spec = importlib.util.spec_from_loader(fullname, self, origin=self.path, is_package=self.is_package)
+        if self.is_package:
+            spec.submodule_search_locations = [str(Path(self.path).parent)]
+        return spec
 
     def exec_module(self, module):
         module.__file__ = self.path

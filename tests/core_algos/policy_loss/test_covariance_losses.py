@@ -101,8 +101,19 @@ def test_the_covariance_is_taken_around_the_mean_advantage():
 
 
 def test_a_covariance_above_the_upper_bound_is_left_alone():
-    _, gradient, _ = run(compute_policy_loss_clip_cov, clip_cov_ub=2.0)
-    assert [t for t in range(4) if gradient[t] == 0] == [2]  # covariance 1; token 0 has 3
+    for seed in range(10):  # whatever is drawn
+        generator = torch.Generator().manual_seed(seed)
+        _, gradient, _ = run(compute_policy_loss_clip_cov, clip_cov_ub=2.0, generator=generator)
+        assert [t for t in range(4) if gradient[t] == 0] == [2]  # covariance 1; token 0 has 3
+
+
+def test_a_token_that_ppo_has_clipped_is_never_among_those_drawn():
+    old = LOG_PROB - torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0])  # token 0: ratio e and A > 0, no gradient left
+    for seed in range(10):
+        generator = torch.Generator().manual_seed(seed)
+        _, gradient, metrics = run(compute_policy_loss_clip_cov, old=old, generator=generator)
+        assert [t for t in range(4) if gradient[t] == 0] == [0, 2]
+        assert metrics["actor/pg_clipfrac"] == pytest.approx(1 / 4)
 
 
 @pytest.mark.parametrize(("ratio", "dropped"), [(0.1, 1), (0.49, 1), (0.5, 2)])
