@@ -90,3 +90,11 @@ def test_no_float32_copy_of_the_logits_is_kept_for_the_backward_pass():
 def test_labels_must_fit_the_logits():
     with pytest.raises(AssertionError):
         logprobs_from_logits(torch.zeros(2, 3, 5), torch.zeros(2, 4, dtype=torch.long))
+
+
+def test_the_gradients_of_several_tokens_at_one_position_add_up_a_repeated_one_twice():
+    logits = LOGITS.clone().requires_grad_()
+    values = logprobs_of_ids(logits, torch.tensor([[2, 0, 0]], dtype=torch.int32))
+    (gradient,) = torch.autograd.grad(values.sum(), logits)
+    # Σ_k (1[v = k] - π_v): 2 - 3·½, 0 - 3·¼, 1 - 3·¼
+    assert gradient[0].tolist() == pytest.approx([0.5, -0.75, 0.25])

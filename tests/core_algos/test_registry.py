@@ -99,3 +99,10 @@ def test_an_estimator_gets_only_what_it_names_unless_it_takes_everything():
         for name in set(ADV_ESTIMATOR_REGISTRY) - registered:
             del ADV_ESTIMATOR_REGISTRY._functions[name]
     assert set(seen) == {"response_mask", "gamma"}
+
+
+def test_an_option_reaches_every_estimator_that_has_it():
+    rewards = dict(token_level_rewards=torch.tensor([[3.0], [1.0]]), response_mask=torch.ones(2, 1))
+    for name in ("grpo", "grpo_vectorized", "grpo_passk"):
+        plain, _ = estimate_advantage(name, **rewards, index=["a", "a"], norm_adv_by_std_in_grpo=False)
+        assert plain[0, 0] == (2.0 if name == "grpo_passk" else 1.0), name

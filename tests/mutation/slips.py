@@ -125,4 +125,7 @@ SLIPS = [
     Slip("clip range exchanged", "distillation.py", "config.clip_ratio_low, config.clip_ratio_high)", "config.clip_ratio_high, config.clip_ratio_low)", "test_distillation.py"),
     Slip("score of the last token", "pf_ppo.py", "scores = token_level_scores.sum(dim=-1)", "scores = token_level_scores[:, -1]", "test_pf_ppo.py"),
     Slip("power not handed on", "pf_ppo.py", "reweight_method=reweight_method, weight_pow=weight_pow)", "reweight_method=reweight_method)", "test_pf_ppo.py"),
+    Slip("options dropped", "advantage/registry.py", "for p in parameters if p.name in given})", "for p in parameters if p.name in given and p.default is p.empty})", "test_registry.py"),
+    Slip("gradient of the first of several tokens", "logprob.py", "-grad[part].sum(dim=-1, keepdim=True)", "-grad[part][..., :1]", "test_logprob.py"),
+    Slip("nothing against division by zero", "advantage/optimal_token_baseline.py", "(groups.totals(weights) + epsilon)", "groups.totals(weights)", OTB),
 ]  # fmt: skip

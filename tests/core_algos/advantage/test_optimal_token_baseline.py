@@ -79,3 +79,11 @@ def test_without_gaps_both_forms_agree(b):
         strict=True,
     ):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_paths_without_noise_have_no_baseline():
+    certain = torch.zeros(2, 3)  # log-probs: every token had probability 1, so w = 1 - 2 + 1 = 0
+    advantages, returns = compute_optimal_token_baseline_advantage(
+        REWARDS, MASK, ["a", "a"], certain, torch.ones(2, 3)
+    )
+    assert torch.equal(advantages, returns * MASK)
