@@ -33,7 +33,7 @@ def test_the_entropy_of_a_uniform_distribution_is_log_v():
     assert entropy_from_logits(torch.zeros(2, 3, 17)).flatten().tolist() == pytest.approx([math.log(17)] * 6)
 
 
-@pytest.mark.parametrize("chunk", [1 << 20, 8])
+@pytest.mark.parametrize("chunk", [1 << 20, 8, 2])  # all at once, row by row, less than a row
 def test_gradients_are_those_of_autograd_through_log_softmax(chunk):
     set_chunk(chunk)
     rng = torch.Generator().manual_seed(0)
@@ -98,3 +98,22 @@ def test_the_gradients_of_several_tokens_at_one_position_add_up_a_repeated_one_t
     (gradient,) = torch.autograd.grad(values.sum(), logits)
     # Σ_k (1[v = k] - π_v): 2 - 3·½, 0 - 3·¼, 1 - 3·¼
     assert gradient[0].tolist() == pytest.approx([0.5, -0.75, 0.25])
+
+
+def test_logits_that_are_a_view_and_labels_of_any_integer_type():
+    logits = torch.randn(5, 3, 4, generator=torch.Generator().manual_seed(0)).transpose(0, 2)  # [4, 3, 5]
+    labels = torch.randint(0, 5, (4, 3), generator=torch.Generator().manual_seed(1))
+
+    def value_and_gradient(z, ids):
+        leaf = z.detach().requires_grad_()
+        value = logprobs_from_logits(leaf, ids) + entropy_from_logits(leaf)
+        return value.detach(), torch.autograd.grad(value.sum(), leaf)[0]
+
+    of_view = value_and_gradient(logits, labels.int())
+    of_copy = value_and_gradient(logits.contiguous(), labels)
+    for mine, other in zip(of_view, of_copy, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+def test_the_sum_of_squares_is_float32_whatever_the_logits_are():
+    assert sum_pi_squared_from_logits(LOGITS.bfloat16()).dtype == torch.float32

@@ -316,3 +316,33 @@ def test_rejection_metrics_of_rows_by_hand():
     assert m["seq_mean"] == pytest.approx(0.0) and m["seq_std"] == pytest.approx(four)
     assert m["seq_fraction_high"] == m["seq_fraction_low"] == pytest.approx(1 / 3)
     assert m["masked_fraction"] == m["seq_masked_fraction"] == pytest.approx(2 / 3)
+
+
+def test_a_weight_exactly_on_a_bound_of_icepop_is_kept():
+    one, mask = torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.long)
+    for bounds in ("1.0_2.0", "0.5_1.0"):
+        weights, _ = compute_rollout_correction_weights(
+            one, mask, rollout_is="token", rollout_is_threshold=bounds
+        )
+        assert weights.item() == 1.0
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_a_weight_is_exp_20_at_most_and_a_constant(level):
+    log_ratio, mask = torch.tensor([[30.0]], requires_grad=True), torch.ones(1, 1, dtype=torch.long)
+    weights, metrics = compute_rollout_correction_weights(
+        log_ratio, mask, rollout_is=level, rollout_is_threshold=1e12
+    )
+    assert weights.item() == pytest.approx(math.exp(20.0)) and not weights.requires_grad
+    assert metrics["rollout_is_max"] == pytest.approx(math.exp(20.0), rel=1e-6)
+
+
+def test_normalisation_divides_by_the_mean_of_the_truncated_weights_over_rows_with_tokens():
+    log_ratio = torch.log(torch.tensor([[4.0, 1.0], [1.0, 1.0], [9.0, 9.0]]))
+    mask = torch.tensor([[1, 0], [1, 0], [0, 0]])
+    for level in ("token", "sequence"):
+        weights, metrics = compute_rollout_correction_weights(
+            log_ratio, mask, rollout_is=level, rollout_is_threshold=2.0, rollout_is_batch_normalize=True
+        )
+        assert metrics["rollout_is_batch_norm_factor"] == pytest.approx((2 + 1) / 2)
+        assert weights[:, 0].tolist() == pytest.approx([2 / 1.5, 1 / 1.5, 0.0])

@@ -210,3 +210,30 @@ def test_gpg_counts_rows_that_did_not_score_zero_negative_ones_too_and_not_their
     rewards = torch.tensor([[1.0, 1.0], [-1.0, 0.0], [1.0, -1.0], [0.0, 0.0]])  # scores 2, -1, 0, 0
     advantages, _ = adv.compute_gpg_outcome_advantage(rewards, torch.ones(4, 2), ["a"] * 4)
     assert advantages[:, 0].tolist() == pytest.approx([2 * (s - 0.25) for s in (2, -1, 0, 0)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", adv.ADV_ESTIMATOR_REGISTRY)
+def test_every_estimator_answers_in_the_dtype_of_the_rewards_and_without_a_graph(name, dtype):
+    rewards = REWARDS.to(dtype).requires_grad_()
+    both = adv.estimate_advantage(
+        name,
+        token_level_rewards=rewards,
+        response_mask=MASK,
+        index=["a", "a", "b", "b"],
+        values=torch.zeros(4, 3, dtype=dtype),
+        gamma=1.0,
+        lam=1.0,
+        reward_baselines=torch.zeros(4, dtype=dtype),
+        component_scores=torch.stack([SCORES, -SCORES]).to(dtype),
+        old_log_probs=-torch.ones(4, 3, dtype=dtype),
+        sum_pi_squared=torch.full((4, 3), 0.5, dtype=dtype),
+    )
+    for tensor in both:
+        assert tensor.dtype == dtype and not tensor.requires_grad and tensor.isfinite().all()
+
+
+def test_gdpo_of_equal_scores_is_zero_in_bfloat16_too():
+    scores = torch.full((1, 4), 0.7, dtype=torch.bfloat16)
+    advantages, _ = adv.compute_gdpo_outcome_advantage(scores, MASK, ["a", "b", "c", "d"])  # each alone
+    assert advantages.abs().max() < 1e-2  # a mean rounded to eight bits, divided by 1e-4, would be 20

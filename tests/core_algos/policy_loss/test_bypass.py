@@ -108,3 +108,15 @@ def test_either_loss_leaves_rejected_tokens_out_and_is_divided_by_the_sizes_it_i
     )
     (gradient,) = torch.autograd.grad(loss, log_prob)
     torch.testing.assert_close(gradient, torch.tensor([[-0.1, 0.0], [0.0, 0.1]]))
+
+
+@pytest.mark.parametrize("loss_type", ["ppo_clip", "reinforce"])
+def test_either_loss_is_aggregated_as_asked(loss_type):
+    by_mode = {m: run(m, loss_type=loss_type)[0] for m in ("token-mean", "token-sum", "seq-mean-token-sum")}
+    assert by_mode["token-sum"] == pytest.approx(4 * by_mode["token-mean"])
+    assert by_mode["seq-mean-token-sum"] == pytest.approx(2 * by_mode["token-mean"])
+
+
+def test_reinforce_by_itself_sums_over_a_response():
+    loss, _ = compute_policy_loss_reinforce(ROLLOUT, NEW, ADVANTAGES, MASK)
+    assert loss.item() == pytest.approx((-ADVANTAGES * NEW).sum().item() / 2)

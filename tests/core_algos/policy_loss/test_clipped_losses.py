@@ -196,13 +196,16 @@ def test_geo_mean_clips_each_log_ratio_and_takes_one_loss_per_response():
     ],
 )
 def test_geo_mean_is_pessimistic_for_either_sign(ratio, advantage, used, slope):
-    loss, gradient, _ = token("geo_mean", ratio, advantage)
+    loss, gradient, metrics = token("geo_mean", ratio, advantage)
+    assert metrics["actor/pg_clipfrac"] == (advantage > 0)  # out of range, one metric for each sign
+    assert metrics["actor/pg_clipfrac_lower"] == (advantage < 0)
     assert loss == pytest.approx(-advantage * used, rel=1e-5)
     assert gradient == pytest.approx(-advantage * used * slope, rel=1e-5)
 
 
 def test_geo_mean_is_divided_by_the_rows_of_the_mini_batch():
     assert rows("geo_mean", global_batch_size=8)[0] == pytest.approx(rows("geo_mean")[0] / 4)
+    assert rows("geo_mean", loss_scale_factor=11)[0] == rows("geo_mean")[0]  # it divides sums over tokens
 
 
 def test_geo_mean_weighs_a_row_by_the_geometric_mean_of_its_weights():
@@ -244,9 +247,10 @@ def test_tokens_outside_the_mask_have_no_influence(name):
         return loss.item(), gradient, metrics
 
     loss, gradient, metrics = run((-1.0, -1.0, 0.5))
-    other_loss, other_gradient, other_metrics = run((-7.0, -0.1, -80.0))
-    assert loss == pytest.approx(other_loss) and metrics == pytest.approx(other_metrics)
-    torch.testing.assert_close(gradient, other_gradient)
+    for junk in ((-7.0, -0.1, -80.0), (-7.0, -0.1, 80.0)):  # the second would be clipped
+        other_loss, other_gradient, other_metrics = run(junk)
+        assert loss == pytest.approx(other_loss) and metrics == pytest.approx(other_metrics)
+        torch.testing.assert_close(gradient, other_gradient)
     assert gradient[0, 2] == 0
 
 
@@ -261,7 +265,7 @@ def test_rollout_weights_multiply_the_token_losses(name):
     torch.testing.assert_close(weighted[1], 0.25 * plain[1])
 
 
-@pytest.mark.parametrize("name", ["vanilla", "cispo", "sapo", "dppo_tv", "kl_cov", "clip_cov"])
+@pytest.mark.parametrize("name", ALL)
 def test_an_absurd_ratio_stays_finite(name):
     old, new = torch.full((2, 3), -300.0), torch.full((2, 3), -0.1, requires_grad=True)
     loss, metrics = get_policy_loss_fn(name)(old, new, -ROWS_ADVANTAGES.abs(), ROWS_MASK, config=FULL)
@@ -317,3 +321,44 @@ def test_the_log_ratio_is_held_at_twenty_on_either_side_and_a_range_of_zero_is_a
 def test_gspo_clips_below_by_low_and_above_by_high():
     assert token("gspo", 1.5, 1.0)[0] == pytest.approx(-1.3, rel=1e-5)
     assert token("gspo", 0.5, -1.0)[0] == pytest.approx(0.8, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", TOKEN_LOSSES)
+def test_without_a_mode_the_mean_is_over_tokens_and_in_gspo_and_sapo_over_responses(name):
+    def run(**options):
+        torch.manual_seed(0)
+        return rows(name, config=FULL, **options)[0]
+
+    mode = "seq-mean-token-mean" if name in ("gspo", "sapo") else "token-mean"
+    assert run() == run(loss_agg_mode=mode)
+
+
+@pytest.mark.parametrize("name", ["gspo", "sapo", "geo_mean"])
+def test_an_empty_response_does_not_count_among_the_responses(name):
+    loss_fn = get_policy_loss_fn(name)
+    tensors = (ROWS_OLD, ROWS_NEW, ROWS_ADVANTAGES)
+    alone, _ = loss_fn(*(x[:1] for x in tensors), ROWS_MASK[:1], config=FULL)
+    empty = ROWS_MASK * torch.tensor([[1], [0]])
+    beside_an_empty_one, _ = loss_fn(*tensors, empty, config=FULL)
+    assert beside_an_empty_one == pytest.approx(alone.item())
+
+
+def test_gspo_holds_the_ratio_of_a_response_at_e_to_the_ten():
+    assert token("gspo", math.exp(15.0), -1.0)[:2] == pytest.approx((math.exp(10.0), 0.0), rel=1e-4)
+
+
+def test_dppo_counts_a_ratio_as_truncated_only_where_it_is_used():
+    narrow = SimpleNamespace(clip_ratio=None, clip_ratio_low=0.01, clip_ratio_high=0.01)
+    old = torch.tensor([[-6.0]])
+    loss, metrics = get_policy_loss_fn("dppo_tv")(
+        old, old + math.log(50.0), torch.ones(1, 1), torch.ones(1, 1), config=narrow
+    )
+    assert loss == 0 and metrics["actor/pg_clipfrac"] == 1.0
+    assert metrics["actor/pg_clipfrac_lower"] == 0.0
+
+
+@pytest.mark.parametrize(("ratio", "advantage", "used"), [(2.0, 1.0, 1.3), (0.1, -1.0, 0.8)])
+def test_clip_cov_clips_as_ppo_does(ratio, advantage, used):
+    options = SimpleNamespace(**(vars(FULL.policy_loss) | dict(clip_cov_lb=8.0)))  # nothing to drop
+    config = SimpleNamespace(**(vars(FULL) | dict(policy_loss=options)))
+    assert token("clip_cov", ratio, advantage, config)[:2] == pytest.approx((-advantage * used, 0.0))

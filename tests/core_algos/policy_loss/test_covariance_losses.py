@@ -126,3 +126,26 @@ def test_kl_cov_penalises_a_step_down_as_much_as_a_step_up_and_at_least_one_toke
     _, gradient, _ = run(compute_policy_loss_kl_cov, old=LOG_PROB + 0.5, kl_cov_ratio=0.1)
     ratio = torch.tensor(-0.5).exp().item()
     assert gradient[:4] == pytest.approx([(-3 * ratio - 0.1) / 4] + [ratio / 4] * 3, rel=1e-4)
+
+
+def penalised(advantages, log_prob, mask, old, **options):
+    """Which tokens KL-Cov penalises: those whose gradient is not -A·ρ/n."""
+    new = torch.tensor([log_prob], requires_grad=True)
+    old, advantages, mask = torch.tensor([old]), torch.tensor([advantages]), torch.tensor([mask])
+    loss, _ = compute_policy_loss_kl_cov(old, new, advantages, mask, config=config(**options))
+    (gradient,) = torch.autograd.grad(loss, new)
+    plain = -advantages * (new.detach() - old).exp() * mask / mask.sum()
+    return [t for t in range(new.shape[1]) if abs(gradient[0, t] - plain[0, t]) > 1e-6]
+
+
+def test_kl_cov_takes_the_covariance_with_the_new_log_probs_at_its_highest_not_its_widest():
+    new, old = [-1.0, -3.0, -1.0, -3.0], [-3.0, -1.0, -3.5, -1.0]
+    # products with the new log-probs 1, -1, -3, -1; with the old ones -0.9, 1.1, 4.1, 1.1
+    assert penalised([1.0, 1.0, -3.0, 1.0], new, [1, 1, 1, 1], old) == [0]
+
+
+def test_kl_cov_counts_and_chooses_among_generated_tokens_wherever_the_gaps_are():
+    new = [9.0, -1.0, 9.0, -2.0, -3.0, -2.0]
+    old = [x - 0.5 for x in new]
+    options = dict(kl_cov_ratio=0.4)  # of 4 tokens one; of 6 it would be two
+    assert penalised([9.0, 3.0, -9.0, -1.0, -1.0, -1.0], new, [0, 1, 0, 1, 1, 1], old, **options) == [1]
