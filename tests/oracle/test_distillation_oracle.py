@@ -7,6 +7,7 @@ import torch
 from batches import DTYPES, assert_same, assert_same_metrics, batches, check_on_batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle.loss_calls import GLOBAL, NO_GLOBAL, config_with
 from oracle.verl_functions import actor_config, core_algos, names_compared
 
 import minirl.core_algos.distillation as ours
@@ -14,9 +15,17 @@ from minirl.core_algos.kl import KL_PENALTIES
 
 pytestmark = pytest.mark.oracle
 
-GLOBAL = dict(dp_size=2, batch_num_tokens=31, global_batch_size=7)
-CLAMPS = st.sampled_from([None, 0.5])
+CLAMPS = st.sampled_from([None, 0.5, 2.0])
 MODES = st.sampled_from(sorted(names_compared(core_algos, "agg_loss")))
+INFOS = st.sampled_from([GLOBAL, NO_GLOBAL])
+MASK_DTYPES = st.sampled_from([torch.bool, torch.int64])
+CLIPS = st.sampled_from(
+    [
+        {},
+        dict(clip_ratio_low=0.4, clip_ratio_high=0.05),
+        dict(clip_ratio=0.6, clip_ratio_low=None, clip_ratio_high=None),
+    ]
+)
 
 
 @pytest.fixture
@@ -50,7 +59,7 @@ def pins_topk(topk_losses, logits, teacher, clamp):
     return {name: output.view(logits.shape[:-1]) for name, output in outputs.items()}
 
 
-@pytest.mark.parametrize("clamp", [None, -2.0])
+@pytest.mark.parametrize("clamp", [None, -2.0, -0.5])
 def test_topk_forward_kl_and_its_gradient_equal_the_pins(topk_losses, clamp):
     @settings(max_examples=25, deadline=None, derandomize=True)
     @given(
@@ -59,11 +68,12 @@ def test_topk_forward_kl_and_its_gradient_equal_the_pins(topk_losses, clamp):
         st.integers(1, 4),
         st.integers(0, 999),
         st.sampled_from([30.0, 3.0]),
+        st.sampled_from([3.0, 0.1]),
     )
-    def check(tokens, vocab, k, seed, scale):
+    def check(tokens, vocab, k, seed, scale, teacher_scale):
         rng = torch.Generator().manual_seed(seed)
         data = scale * torch.randn(tokens, vocab, generator=rng)
-        teacher = (3 * torch.randn(tokens, vocab, generator=rng)).log_softmax(-1).topk(k)
+        teacher = (teacher_scale * torch.randn(tokens, vocab, generator=rng)).log_softmax(-1).topk(k)
 
         logits = data.clone().requires_grad_()
         theirs = pins_topk(topk_losses, logits, teacher, clamp)
@@ -74,9 +84,49 @@ def test_topk_forward_kl_and_its_gradient_equal_the_pins(topk_losses, clamp):
         mine = ours.forward_kl_topk(logits, teacher.values, teacher.indices, log_prob_min_clamp=clamp)
         (my_gradient,) = torch.autograd.grad(mine.distillation_losses.sum(), logits)
         assert_same(mine.distillation_losses, expected)
-        torch.testing.assert_close(my_gradient, their_gradient, rtol=1e-5, atol=1e-6)
+        assert_same(my_gradient, their_gradient, terms=1.0)  # differences of probabilities
         for name in ("student_mass", "teacher_mass", "overlap_count", "overlap_token_advantage"):
             assert_same(getattr(mine, name), theirs[name])
+
+    check()
+
+
+@pytest.mark.parametrize("clamp", [None, -2.0])
+def test_topk_of_bfloat16_logits_is_the_pins_once_the_log_softmax_is_taken_in_bfloat16_as_in_the_pin(
+    topk_losses, clamp, monkeypatch
+):
+    """That is its one rounding: with the teacher's float32 log-probs all that follows is float32 again."""
+
+    def in_bfloat16(logits, ids):
+        return logits.log_softmax(-1).gather(-1, ids)
+
+    monkeypatch.setattr(ours, "logprobs_of_ids", in_bfloat16)
+
+    @settings(max_examples=25, deadline=None, derandomize=True)
+    @given(st.integers(1, 6), st.integers(4, 30), st.integers(1, 4), st.integers(0, 999))
+    def check(tokens, vocab, k, seed):
+        rng = torch.Generator().manual_seed(seed)
+        data = (4 * torch.randn(tokens, vocab, generator=rng)).bfloat16()
+        teacher = (3 * torch.randn(tokens, vocab, generator=rng)).log_softmax(-1).topk(k)
+
+        def run(fn):
+            logits = data.clone().requires_grad_()
+            outputs = fn(logits)
+            losses = outputs["distillation_losses"].clamp_min(0.0)
+            (gradient,) = torch.autograd.grad(losses.sum(), logits)
+            return outputs | dict(distillation_losses=losses.detach()), gradient
+
+        def mine(logits):
+            return ours.forward_kl_topk(logits, *teacher, log_prob_min_clamp=clamp)._asdict()
+
+        theirs, their_gradient = run(lambda logits: pins_topk(topk_losses, logits, teacher, clamp))
+        outputs, gradient = run(mine)
+        for name in ("distillation_losses", "teacher_mass", "overlap_token_advantage"):
+            assert outputs[name].dtype == theirs[name].dtype == torch.float32
+            assert_same(outputs[name], theirs[name])
+        assert torch.equal(outputs["overlap_count"], theirs["overlap_count"])
+        assert_same(outputs["student_mass"], theirs["student_mass"], torch.bfloat16)
+        assert_same(gradient, their_gradient, torch.bfloat16)
 
     check()
 
@@ -124,18 +174,17 @@ def value_gradient_metrics(loss, wrt, metrics):
     ("loss_mode", "policy_gradient"), SUPERVISED + [(mode, True) for mode in KL_PENALTIES]
 )
 def test_sampled_token_losses_in_both_forms_equal_the_pins(losses, loss_mode, policy_gradient, dtype):
-    def check(b, clamp, mode, weights):
+    def check(b, clamp, mode, weights, clip, info, mask_dtype):
         b = b.to(dtype)
         config = loss_config(
             losses,
             loss_mode=loss_mode,
             use_policy_gradient=policy_gradient,
             loss_max_clamp=clamp,
-            clip_ratio_high=0.3,
+            **clip,
         )
-        actor = actor_config(loss_agg_mode=mode)
-        actor.global_batch_info.update(GLOBAL)
-        mask, rollout_is_weights = b.response_mask.bool(), b.rollout_is_weights if weights else None
+        actor = config_with(info, dict(loss_agg_mode=mode))
+        mask, rollout_is_weights = b.response_mask.to(mask_dtype), b.rollout_is_weights if weights else None
 
         log_prob = b.log_prob.clone().requires_grad_()
         data = dict(
@@ -161,33 +210,33 @@ def test_sampled_token_losses_in_both_forms_equal_the_pins(losses, loss_mode, po
             log_prob=log_prob,
             old_log_prob=b.old_log_probs,
             rollout_is_weights=rollout_is_weights,
-            **GLOBAL,
+            **info,
         )
         mine = value_gradient_metrics(loss, log_prob, metrics)
         assert_same(mine[0], theirs[0], dtype)
         assert_same(mine[1], theirs[1], dtype)
         assert_same_metrics(mine[2], theirs[2], dtype)
 
-    check_on_batches(check, batches(), CLAMPS, MODES, st.booleans())
+    check_on_batches(check, batches(), CLAMPS, MODES, st.booleans(), CLIPS, INFOS, MASK_DTYPES)
 
 
 @pytest.mark.parametrize("policy_gradient", [False, True], ids=["supervised", "policy gradient"])
 def test_topk_loss_in_both_forms_equals_the_pins(losses, topk_losses, policy_gradient):
-    def check(b, clamp, mode, seed):
+    def check(b, clamp, mode, seed, topk, min_clamp, clip, info, mask_dtype):
         config = loss_config(
             losses,
             loss_mode="forward_kl_topk",
-            topk=3,
+            topk=topk,
             use_policy_gradient=policy_gradient,
             loss_max_clamp=clamp,
-            log_prob_min_clamp=-5.0,
+            log_prob_min_clamp=min_clamp,
+            **clip,
         )
-        actor = actor_config(loss_agg_mode=mode)
-        actor.global_batch_info.update(GLOBAL)
-        mask, shape = b.response_mask.bool(), (*b.response_mask.shape, 12)
+        actor = config_with(info, dict(loss_agg_mode=mode))
+        mask, shape = b.response_mask.to(mask_dtype), (*b.response_mask.shape, 12)
         rng = torch.Generator().manual_seed(seed)
         logits, teacher_logits = 5 * torch.randn(2, *shape, generator=rng)
-        teacher = teacher_logits.log_softmax(-1).topk(3)
+        teacher = teacher_logits.log_softmax(-1).topk(topk)
 
         def inputs():
             student, log_prob = logits.clone().requires_grad_(), b.log_prob.clone().requires_grad_()
@@ -204,25 +253,27 @@ def test_topk_loss_in_both_forms_equals_the_pins(losses, topk_losses, policy_gra
         theirs = value_gradient_metrics(loss, wrt, metrics)
 
         student, log_prob, wrt = inputs()
-        topk = ours.forward_kl_topk(
+        measured = ours.forward_kl_topk(
             student, teacher.values, teacher.indices, log_prob_min_clamp=config.log_prob_min_clamp
         )
         loss, metrics = ours.distillation_loss(
-            topk.distillation_losses,
+            measured.distillation_losses,
             mask,
             config=config,
             loss_agg_mode=mode,
             log_prob=log_prob,
             old_log_prob=b.old_log_probs,
-            **GLOBAL,
+            **info,
         )
         del metrics["distillation/abs_loss"]  # the pin has it for the sampled-token losses only
-        mine = value_gradient_metrics(loss, wrt, metrics | ours.topk_metrics(topk, mask, k=3))
+        mine = value_gradient_metrics(loss, wrt, metrics | ours.topk_metrics(measured, mask, k=topk))
         assert_same(mine[0], theirs[0])
-        torch.testing.assert_close(mine[1], theirs[1], rtol=1e-5, atol=1e-6)  # differences of probabilities
+        # differences of probabilities, over the smallest denominator that was drawn
+        assert_same(mine[1], theirs[1], terms=0.0 if policy_gradient else 1.0)
         assert_same_metrics(mine[2], theirs[2])
 
-    check_on_batches(check, batches(), CLAMPS, MODES, st.integers(0, 999))
+    drawn = (st.integers(0, 999), st.sampled_from([3, 1, 8]), st.sampled_from([-5.0, None, -1.0]))
+    check_on_batches(check, batches(), CLAMPS, MODES, *drawn, CLIPS, INFOS, MASK_DTYPES)
 
 
 def test_k1_and_its_alias_are_refused_as_supervised_losses_while_the_pin_lets_the_alias_through(losses):
@@ -237,7 +288,7 @@ def test_k1_and_its_alias_are_refused_as_supervised_losses_while_the_pin_lets_th
 
 
 def test_the_two_losses_are_combined_as_in_the_pin(losses, monkeypatch):
-    task, distill = torch.tensor(2.0), torch.tensor(0.5)
+    task, distill = torch.tensor(2.0), torch.tensor(0.3)
     monkeypatch.setattr(losses, "ppo_loss", lambda *args: (task.clone(), {}))
     monkeypatch.setattr(losses, "distillation_loss", lambda *args: (distill, {}))
     for use_task_rewards in (True, False):
