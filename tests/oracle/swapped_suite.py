@@ -243,7 +243,7 @@ def swapped_tests(suites: tuple[str, ...], version: str, excused: dict[str, str]
             for scope in classes if class_name else [tree]:
                 scope.body = [n for n in scope.body if getattr(n, "name", None) != method] or [ast.Pass()]
         namespace = names | {"__name__": module}
-        exec(compile(ast.fix_missing_locations(tree), suite, "exec"), namespace)
+        exec(compile(ast.fix_missing_locations(tree), str(verl_root(version) / suite), "exec"), namespace)
         wanted = [
             node.name
             for node in tree.body
