@@ -140,7 +140,7 @@ def test_gspo_of_the_pin_ignores_loss_agg_mode(b):
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
-@given(batches(gaps=False, empty_rows=False))
+@given(batches(gaps=False, empty_rows=False, log_ratio_bound=19.99))  # as in `batches_for`
 def test_geo_mean_of_two_micro_batches_adds_up_here_and_doubles_in_the_pin(b):
     rows = len(b.index)
     info = dict(global_batch_size=rows)
