@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import tiny_run
+from runs import QUIET
 
 from minirl.config import compose
 from minirl.core_algos.advantage import ADV_ESTIMATOR_REGISTRY
@@ -25,8 +26,7 @@ def as_before(monkeypatch):
 
 
 def trainer(folder, *overrides):
-    quiet = ["trainer.logger=[]", "trainer.val_before_train=False", "trainer.resume_mode=disable"]
-    config = compose([*tiny_run.make(folder), *quiet, *OWN, *overrides])
+    config = compose([*tiny_run.make(folder), *QUIET, *OWN, *overrides])
     return PPOTrainer(config, compute_score=tiny_run.coin)
 
 

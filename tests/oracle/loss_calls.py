@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from batches import Batch, assert_same, assert_same_metrics
+from hypothesis import strategies as st
 from oracle.verl_functions import actor_config, core_algos
 from torch import Tensor
 
 from minirl.core_algos.agg_loss import GlobalBatchInfo
 
 GLOBAL = dict(dp_size=2, batch_num_tokens=37, global_batch_size=9, loss_scale_factor=11)
+MASK_DTYPES = st.sampled_from([torch.bool, torch.int64, torch.float32])
 NO_GLOBAL = dict(dp_size=1, batch_num_tokens=None, global_batch_size=None, loss_scale_factor=None)
 
 COV = dict(clip_cov_ratio=0.0002, clip_cov_lb=1.0, clip_cov_ub=5.0, kl_cov_ratio=0.0002, ppo_kl_coef=0.1)
@@ -75,3 +77,17 @@ def assert_same_losses(mine: Outcome, theirs: Outcome, dtype: torch.dtype = torc
     assert_same(mine[0], theirs[0], dtype)
     assert_same(mine[1], theirs[1], dtype)
     assert_same_metrics(mine[2], theirs[2], dtype)
+
+
+def aggregation_and_gradient(
+    fn: Callable, loss_mat: Tensor, mask: Tensor, mode: str, info: GlobalBatchInfo
+) -> tuple[Tensor, Tensor]:
+    leaf = loss_mat.clone().requires_grad_()
+    loss = fn(leaf, mask, mode, **info)
+    return loss.detach(), torch.autograd.grad(loss, leaf)[0]
+
+
+def value_loss_gradient_clipfrac(fn: Callable, b: Batch, mask: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
+    vpreds = (b.values + b.advantages).requires_grad_()
+    loss, clipfrac = fn(vpreds, b.returns, b.values, mask, **kwargs)
+    return loss.detach(), torch.autograd.grad(loss, vpreds)[0], clipfrac

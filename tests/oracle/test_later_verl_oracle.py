@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 from oracle.estimator_calls import run_ours, run_verl
 from oracle.loss_calls import (
     GLOBAL,
+    MASK_DTYPES,
     NO_GLOBAL,
     SETTINGS,
+    aggregation_and_gradient,
     assert_same_losses,
     config_with,
     value_gradient_metrics,
+    value_loss_gradient_clipfrac,
 )
 from oracle.verl_functions import core_algos, later_module, names_compared, rollout_corr_helper, verl_of
 
@@ -34,7 +37,6 @@ from minirl.pin import LATER
 pytestmark = pytest.mark.oracle
 
 LATER_ALGOS = later_module(core_algos.__name__)
-MASK_DTYPES = st.sampled_from([torch.bool, torch.int64, torch.float32])
 
 # names of 0.9.1 that are not ours, with the reason
 NOT_OURS = {("kl_penalty", "full"): "verl lists the name and raises NotImplementedError for it"}
@@ -146,12 +148,9 @@ def test_aggregation_and_its_gradient_are_those_of_the_later_verl(mode, dtype):
     def check(b, with_global, mask_dtype):
         info = GLOBAL if with_global else NO_GLOBAL
 
-        def run(fn):
-            loss_mat = b.advantages.to(dtype).requires_grad_()
-            loss = fn(loss_mat, b.response_mask.to(mask_dtype), mode, **info)
-            return loss.detach(), torch.autograd.grad(loss, loss_mat)[0]
-
-        for mine, theirs in zip(run(agg_loss), run(LATER_ALGOS.agg_loss), strict=True):
+        call = (b.advantages.to(dtype), b.response_mask.to(mask_dtype), mode, info)
+        ours, laters = (aggregation_and_gradient(fn, *call) for fn in (agg_loss, LATER_ALGOS.agg_loss))
+        for mine, theirs in zip(ours, laters, strict=True):
             assert_same(mine, theirs, dtype)
 
     check_on_batches(check, batches(), st.booleans(), MASK_DTYPES)
@@ -163,21 +162,13 @@ def test_value_loss_is_normalised_over_the_mini_batch_as_in_the_later_verl(mode,
     def check(b, cliprange_value, with_global, mask_dtype):
         b, info = b.to(dtype), GLOBAL if with_global else NO_GLOBAL
 
-        def run(fn):
-            vpreds = (b.values + b.advantages).requires_grad_()
-            mask = b.response_mask.to(mask_dtype)
-            loss, clipfrac = fn(
-                vpreds,
-                b.returns,
-                b.values,
-                mask,
-                cliprange_value=cliprange_value,
-                loss_agg_mode=mode,
-                **info,
-            )
-            return loss.detach(), torch.autograd.grad(loss, vpreds)[0], clipfrac
-
-        for mine, theirs in zip(run(compute_value_loss), run(LATER_ALGOS.compute_value_loss), strict=True):
+        call = (b, b.response_mask.to(mask_dtype))
+        options = dict(cliprange_value=cliprange_value, loss_agg_mode=mode, **info)
+        ours, laters = (
+            value_loss_gradient_clipfrac(fn, *call, **options)
+            for fn in (compute_value_loss, LATER_ALGOS.compute_value_loss)
+        )
+        for mine, theirs in zip(ours, laters, strict=True):
             assert_same(mine, theirs, dtype)
 
     check_on_batches(check, batches(), st.sampled_from([0.5, 0.05]), st.booleans(), MASK_DTYPES)

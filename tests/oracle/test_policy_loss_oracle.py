@@ -11,11 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle.loss_calls import (
     GLOBAL,
+    MASK_DTYPES,
     NO_GLOBAL,
     SETTINGS,
+    aggregation_and_gradient,
     assert_same_losses,
     config_with,
     value_gradient_metrics,
+    value_loss_gradient_clipfrac,
 )
 from oracle.verl_functions import ALWAYS_ZERO, Options, actor_config, core_algos, names_compared
 
@@ -27,7 +30,6 @@ pytestmark = pytest.mark.oracle
 
 PINNED = sorted(core_algos.POLICY_LOSS_REGISTRY)
 PINNED_MODES = [mode for mode in LOSS_AGG_MODES if mode != "token-sum"]
-MASK_DTYPES = st.sampled_from([torch.bool, torch.int64, torch.float32])
 
 WITHOUT_A_SETTING = {"gpg": {"other values", "one clip_ratio"}}  # it reads none
 RUNS = [
@@ -259,12 +261,9 @@ def test_aggregation_and_its_gradient_equal_the_pins(mode, dtype):
     def check(b, with_global, mask_dtype):
         info = GLOBAL if with_global else NO_GLOBAL
 
-        def run(fn):
-            loss_mat = b.advantages.to(dtype).requires_grad_()
-            loss = fn(loss_mat, b.response_mask.to(mask_dtype), mode, **info)
-            return loss.detach(), torch.autograd.grad(loss, loss_mat)[0]
-
-        for mine, their in zip(run(agg_loss), run(core_algos.agg_loss), strict=True):
+        call = (b.advantages.to(dtype), b.response_mask.to(mask_dtype), mode, info)
+        ours, pins = (aggregation_and_gradient(fn, *call) for fn in (agg_loss, core_algos.agg_loss))
+        for mine, their in zip(ours, pins, strict=True):
             assert_same(mine, their, dtype)
 
     check_on_batches(check, batches(), st.booleans(), MASK_DTYPES)
@@ -283,15 +282,13 @@ def test_value_loss_and_gradient_equal_the_pins(mode, dtype):
     def check(b, cliprange_value, mask_dtype):
         b = b.to(dtype)
 
-        def run(fn):
-            vpreds = (b.values + b.advantages).requires_grad_()
-            mask = b.response_mask.to(mask_dtype)
-            loss, clipfrac = fn(
-                vpreds, b.returns, b.values, mask, cliprange_value=cliprange_value, loss_agg_mode=mode
-            )
-            return loss.detach(), torch.autograd.grad(loss, vpreds)[0], clipfrac
-
-        for mine, theirs in zip(run(compute_value_loss), run(core_algos.compute_value_loss), strict=True):
+        call = (b, b.response_mask.to(mask_dtype))
+        options = dict(cliprange_value=cliprange_value, loss_agg_mode=mode)
+        ours, pins = (
+            value_loss_gradient_clipfrac(fn, *call, **options)
+            for fn in (compute_value_loss, core_algos.compute_value_loss)
+        )
+        for mine, theirs in zip(ours, pins, strict=True):
             assert_same(mine, theirs, dtype)
 
     check_on_batches(check, batches(), st.sampled_from([0.5, 0.05]), MASK_DTYPES)

@@ -29,10 +29,16 @@ def config(**options):
     )
 
 
-def run(loss_agg_mode="token-mean", **options):
+def run(loss_agg_mode="token-mean", batch_num_tokens=None, **options):
     log_prob = NEW.clone().requires_grad_()
     loss, metrics = compute_policy_loss_bypass_mode(
-        ROLLOUT, log_prob, ADVANTAGES, MASK, config=config(**options), loss_agg_mode=loss_agg_mode
+        ROLLOUT,
+        log_prob,
+        ADVANTAGES,
+        MASK,
+        config=config(**options),
+        loss_agg_mode=loss_agg_mode,
+        batch_num_tokens=batch_num_tokens,
     )
     (gradient,) = torch.autograd.grad(loss, log_prob)
     return loss.item(), gradient, metrics
@@ -88,25 +94,9 @@ def test_reinforce_without_weights_is_the_policy_gradient():
 @pytest.mark.parametrize("loss_type", ["ppo_clip", "reinforce"])
 def test_either_loss_leaves_rejected_tokens_out_and_is_divided_by_the_sizes_it_is_given(loss_type):
     options = dict(loss_type=loss_type, rollout_rs="token_k1", rollout_rs_threshold="0.9_1.1")
-
-    def loss_of(**sizes):
-        return compute_policy_loss_bypass_mode(
-            ROLLOUT, NEW, ADVANTAGES, MASK, config=config(**options), **sizes
-        )[0].item()
-
     # kept: the tokens with ratio 1, one of advantage 1 and one of -1; their losses cancel
-    assert loss_of(loss_agg_mode="token-sum") == pytest.approx(0.0)
-    log_prob = NEW.clone().requires_grad_()
-    loss, _ = compute_policy_loss_bypass_mode(
-        ROLLOUT,
-        log_prob,
-        ADVANTAGES,
-        MASK,
-        config=config(**options),
-        loss_agg_mode="token-mean",
-        batch_num_tokens=10,
-    )
-    (gradient,) = torch.autograd.grad(loss, log_prob)
+    assert run("token-sum", **options)[0] == pytest.approx(0.0)
+    _, gradient, _ = run("token-mean", batch_num_tokens=10, **options)
     torch.testing.assert_close(gradient, torch.tensor([[-0.1, 0.0], [0.0, 0.1]]))
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from minirl.core_algos.policy_loss import POLICY_LOSS_REGISTRY, get_policy_loss_fn
+from minirl.core_algos.ratio import clip_range, safe_log_ratio
 
 CONFIG = SimpleNamespace(
     clip_ratio=0.5,
@@ -312,8 +313,6 @@ def test_dppo_kl_has_its_own_bound_for_each_sign(low, high, ratio, advantage, in
 
 
 def test_the_log_ratio_is_held_at_twenty_on_either_side_and_a_range_of_zero_is_a_range():
-    from minirl.core_algos.ratio import clip_range, safe_log_ratio
-
     assert safe_log_ratio(torch.tensor([15.0, 30.0, -30.0]), torch.zeros(3)).tolist() == [15.0, 20.0, -20.0]
     assert clip_range(SimpleNamespace(clip_ratio=0.2, clip_ratio_low=0.0, clip_ratio_high=None)) == (0.0, 0.2)
 
